@@ -26,7 +26,7 @@ def fill(x, size):
     tl.store(x, NUMBER + size)
 
 class Worker:
-    determine_available_memory = print
+    load_model = determine_available_memory = print
     def compile_or_warm_up_model(self, x):
         fill[(1,)](x, SIZE)
         ours[(1, 2)](x, x, x, x, x.long(), *range(8), 1, 64, 64, PAGE=16, ROWS=16)
