@@ -553,20 +553,17 @@ def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
 
 
-_KINDS_OF_NUMBERS = ("[]", '[["tt.divisibility", 16]]')
-"""What Triton compiles for of a number that is not 1: nothing, or that it is a multiple of 16."""
-
-
 def _of_other_sizes(launch: RecordedLaunch) -> Iterator[RecordedLaunch]:
-    """Yield a launch with one number as a multiple of 16, as 1, or as neither.
+    """Yield a launch with a number that is neither 1 nor a multiple of 16 as each of these.
 
-    Strides are left out, by name: they follow from a model, as other sizes do not.
+    Such a number is a size that varies, unless it is a stride, by its name: limits and shapes of
+    models are mostly multiples.
     """
     for name, attribute in launch.attrs.items():
-        is_number = attribute in _KINDS_OF_NUMBERS and launch.signature.get(name, "*")[0] in "iu"
+        is_number = attribute == "[]" and launch.signature.get(name, "*")[0] in "iu"
         if is_number and "stride" not in name.lower():
-            for kind in _KINDS_OF_NUMBERS:
-                yield launch.model_copy(update={"attrs": {**launch.attrs, name: kind}})
+            multiple = {**launch.attrs, name: '[["tt.divisibility", 16]]'}
+            yield launch.model_copy(update={"attrs": multiple})
             one = launch.model_dump()
             del one["attrs"][name]
             one["signature"][name], one["constants"][name] = "constexpr", 1
