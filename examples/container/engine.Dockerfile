@@ -3,7 +3,7 @@
 #   docker build --file examples/container/engine.Dockerfile --tag registry.example.com/tuned:1 \
 #     --build-context model=/path/of/config.json's/folder --build-context start=/path/of/a/start .
 #
-# `start` has what one start of the model wrote on a GPU of the architecture: `records`, the store of its
+# `start` has what one start and some requests wrote on a GPU of the architecture: `records`, the store of its
 # DEJAVU_CACHE_URL, says what vLLM compiles of its own, and `vllm` is its VLLM_CACHE_ROOT. Both may be empty folders;
 # attention follows from the model's config.json.
 ARG BASE=vllm/vllm-openai:v0.26.0
