@@ -253,6 +253,7 @@ class ResultCheck:
 
     def verdicts(self, config: Any) -> dict[str, OutputVerdict]:
         """Launch a config and judge each output; twice, since a race need not show at first."""
+        self.keep(config)  # It may be another process's winner, which nothing has launched here.
         verdicts = dict(self.known)
         evidence: dict[str, str] = {}
         try:
