@@ -417,7 +417,7 @@ def build_launcher(function: JITFunction, args: Iterable[Any], kwargs: Mapping[s
 
     keywords = {name: kwargs[name] for name in kwargs.keys() - {"grid", "warmup"}}
     with suppress(Exception):  # one is raised in any case, since there is no compiled kernel yet
-        *_, backend, binder = function.device_caches[driver.active.get_current_device()]
+        *_, backend, binder = next(iter(function.device_caches.values()))
         values = binder(*args, **keywords)
         _, signature, constants, attrs = function._pack_args(backend, {}, *values)
         driver.active.launcher_cls(function.ASTSource(function, signature, constants, attrs), None)

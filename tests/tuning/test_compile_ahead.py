@@ -138,6 +138,19 @@ def test_a_single_config_and_what_is_given_up_halfway() -> None:
     assert "waves_per_eu" in seen
 
 
+@in_own_process(TRITON_INTERPRET="0")
+def test_what_launches_a_kernel_is_built_while_it_compiles(tmp_path: str) -> None:
+    triton.knobs.cache.dir = tmp_path
+    pretend_gpu("cuda:90")
+    built: list[Any] = []
+    triton.runtime.driver.active.launcher_cls = lambda *source: built.append(source)
+    compile_some(CONFIGS[-1:], 1)
+    for thread in filter(lambda thread: "launcher" in thread.name, threading.enumerate()):
+        thread.join()
+    early = [source.signature["K"] for source, metadata in built if metadata is None]
+    assert early == ["i32"], "a compiled kernel has metadata"
+
+
 @absent
 @pytest.mark.parametrize("kernels", [1, FEW])
 def test_what_launches_need_is_compiled_once_all_are_known(kernels: int) -> None:
