@@ -57,7 +57,7 @@ def run(batch: Batch) -> torch.Tensor:
     return IMPLEMENTATIONS[choose(batch)](batch)
 
 
-def _launched(batch: Batch, call: KernelCall) -> torch.Tensor:
+def _launch(batch: Batch, call: KernelCall) -> torch.Tensor:
     call()
     return batch.out
 
@@ -114,12 +114,12 @@ def _attend(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.T
 IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "auto": run,
     "reference": run_reference,
-    "naive": lambda batch: _launched(batch, naive.launch(batch)),
+    "naive": lambda batch: _launch(batch, naive.launch(batch)),
     "few_sequences": few_sequences.run,
     "hopper": hopper.run,
-    "qblock": lambda batch: _launched(batch, qblock.launch(batch)),
+    "qblock": lambda batch: _launch(batch, qblock.launch(batch)),
     "segmented": segmented.run,
-    "static_grid": lambda batch: _launched(batch, static_grid.launch(batch)),
+    "static_grid": lambda batch: _launch(batch, static_grid.launch(batch)),
 }
 """Functions that compute a batch's attention, by the name that `implementation` takes."""
 

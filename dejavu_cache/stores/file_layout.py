@@ -362,8 +362,12 @@ def _write_record(record: Record) -> str:
     return "\n".join([*lines, f' "measurements": [\n  {measurements}\n ]}}'])
 
 
+@lru_cache(maxsize=64)
 def _read_record(cut: str, where: str) -> Record | None:
-    """Return the record of a text; of a damaged one, or one of a newer version, warn once."""
+    """Return the record of a text; of a damaged one, or one of a newer version, warn once.
+
+    Tunes of like scenarios predict from the same records, one after the other.
+    """
     try:
         return Record.model_validate_json("{" + cut)
     except ValidationError as error:

@@ -54,7 +54,7 @@ whole terms.
 LOW_PRECISION = 0.25
 """The same for floating-point types of 8 bits and less."""
 
-ROUNDINGS = 8
+ROUNDINGS = 4
 """Roundings of an element that is updated in place, as by atomic additions in any order."""
 
 SAMPLED_CHANGES = 4096
@@ -236,20 +236,21 @@ class Output:
             self._scale = scale_of(self._expected)
         difference = describe_difference(self._parts(was_filled), self._scale, tolerance)
         if not difference and self._change is not None:
-            difference = describe_difference(self._changes(), self._change, tolerance)
+            changes = self._changes(self._scale.typical)
+            difference = describe_difference(changes, self._change, tolerance)
             return difference and f"{difference} (of its changes)"
         if difference and was_filled and self.may_be_filled and (sums := self._sums(tolerance)):
             return describe_difference([sums], scale_of(sums[1]), tolerance)
         return difference
 
-    def _changes(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _changes(self, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield by how much parts have changed, but for rounding, and by how much they should."""
         import torch
 
         for actual, expected, before in _pieces(self.tensor, self._expected, self.original):
             right, change = expected.double(), expected.double() - before.double()
             error = (actual.double() - right).nan_to_num(0.0)  # infinities agree
-            rounding = ROUNDINGS * torch.finfo(actual.dtype).eps * right.abs()
+            rounding = ROUNDINGS * torch.finfo(actual.dtype).eps * (right.abs() + scale)
             error = error.sign() * (error.abs() - rounding).clamp(min=0)
             yield (change + error).to(actual.dtype), change.to(actual.dtype)
 

@@ -188,13 +188,6 @@ class Tuner:
                 screened[measurement.config] = measurement
                 self._best = min(self._best, measurement.median or math.inf)
         try:
-            if self._timer is not None:
-                try:
-                    self._timer.warm_up()
-                except Exception as error:
-                    # Without memory every config fails likewise and is recorded as skipped.
-                    if not is_out_of_memory(error):
-                        raise
             begun = 0
             while batch := search.ask() if search else configs[begun : begun + TOGETHER]:
                 begun += len(batch)
@@ -233,6 +226,13 @@ class Tuner:
             if self.check is not None:
                 # What is expected of the others is computed while they compile.
                 self.check.compare(self.check.default)
+            if self._timer is not None and not self._measured:
+                try:
+                    self._timer.warm_up()
+                except Exception as error:
+                    # Without memory every config fails likewise and is recorded as skipped.
+                    if not is_out_of_memory(error):
+                        raise
             while waiting and not self._must_stop:
                 # Measure the first one that is compiled, once few compilers may disturb that.
                 config, compiling = self._next_compiled(waiting, most)

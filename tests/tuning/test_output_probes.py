@@ -126,6 +126,17 @@ def test_what_only_some_configs_write_is_restored_and_is_no_input() -> None:
     assert [*map(set, (x.tolist(), marks.tolist()))] == [{1.0}, {1.0}], "the launch's own mark"
 
 
+def test_a_winner_of_another_process_is_restored_likewise() -> None:
+    marks, mark = torch.zeros(4), both(double, lambda seen: seen["marks"].fill_(1))
+    made = checker(
+        {**launch_arguments(), "marks": marks},
+        double,
+        accesses=lambda write: code("x", "out" if write is double else "out marks"),
+    )
+    assert made.judge(mark).outcome == "equal"
+    assert not marks.any()
+
+
 def test_arguments_that_share_memory_are_compared() -> None:
     packed = torch.randn(64, 3)
     arguments = {"x": packed[:, 0], "same": packed[:, 0], "out": packed[:, 1], "all": packed}
