@@ -128,8 +128,7 @@ def test_what_only_some_configs_write_is_restored_and_is_no_input() -> None:
 
 def test_a_winner_of_another_process_is_restored_likewise() -> None:
     arguments = {**launch_arguments(), "marks": (marks := torch.zeros(4))}
-    mark = both(double, lambda seen: seen["marks"].fill_(1))
-    written = {double: "out", mark: "out marks"}
+    written = {double: "out", (mark := both(double, lambda _: marks.fill_(1))): "out marks"}
     made = checker(arguments, double, accesses=lambda write: code("x", written[write]))
     assert made.judge(mark).outcome == "equal"
     assert not marks.any()
