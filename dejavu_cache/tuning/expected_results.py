@@ -262,17 +262,32 @@ class Output:
         leaves out results is none of them: where both write, it writes the same as the default.
         One that normalizes fewer columns may write the same total, but no sums of neighbours.
         Where all slices are alike, nothing tells these kinds apart.
+
+        Raises:
+            torch.OutOfMemoryError: memory lacks for the sums.
         """
+        import torch
+
         tensor, device = self.tensor.detach(), self.tensor.device
-        if tensor.numel() * SUMMING > free_memory(device) * MEMORY_SHARE:
-            return None
-        contents = tensor, self._expected.to(device)
-        unwritten = _fill_bits(self.original.to(device))
         for dim, size in enumerate(tensor.shape if tensor.is_floating_point() else ()):
             if tensor.numel() < LEAST_SUMS * size:
                 continue
-            counts = [_written_slices(_bits(content) != unwritten, dim) for content in contents]
-            if 0 in counts or counts[0] == counts[1]:
+            line = tuple(slice(None) if at == dim else 0 for at in range(tensor.dim()))
+            unwritten = _fill_bits(self.original[line].to(device))
+            counts = [
+                int((_bits(content[line].to(device)) != unwritten).sum())
+                for content in (tensor, self._expected)
+            ]
+            if 0 in counts or counts[0] == counts[1]:  # as by most wrong configs
+                continue
+            if tensor.numel() * SUMMING > free_memory(device) * MEMORY_SHARE:
+                raise torch.OutOfMemoryError(LACKS_MEMORY)
+            contents = tensor, self._expected.to(device)
+            unwritten = _fill_bits(self.original.to(device))
+            if any(
+                bool((_bits(content) != unwritten).narrow(dim, count, size - count).any())
+                for content, count in zip(contents, counts, strict=True)
+            ):
                 continue
             least, most = sorted(counts)
             longer = contents[counts.index(most)]
@@ -309,13 +324,6 @@ class Output:
                 seen = torch.where(missing, 0, seen)
             wanted = torch.where(unwritten, held, _bits(expected))
             yield seen.view(actual.dtype), wanted.view(expected.dtype)
-
-
-def _written_slices(written: Tensor, dim: int) -> int:
-    """Return how many slices are written, if they are the first ones and alike, and else 0."""
-    slices = written.movedim(dim, 0).flatten(1)
-    count = int(slices.any(1).sum())
-    return count if bool((slices[:count] == slices[0]).all()) else 0
 
 
 def _add_neighbours(slices: Tensor, dim: int, count: int) -> Tensor:

@@ -127,12 +127,9 @@ def test_what_only_some_configs_write_is_restored_and_is_no_input() -> None:
 
 
 def test_a_winner_of_another_process_is_restored_likewise() -> None:
-    marks, mark = torch.zeros(4), both(double, lambda seen: seen["marks"].fill_(1))
-    made = checker(
-        {**launch_arguments(), "marks": marks},
-        double,
-        accesses=lambda write: code("x", "out" if write is double else "out marks"),
-    )
+    arguments = {**launch_arguments(), "marks": (marks := torch.zeros(4))}
+    written = {double: "out", (mark := both(double, lambda _: marks.fill_(1))): "out marks"}
+    made = checker(arguments, double, accesses=lambda write: code("x", written[write]))
     assert made.judge(mark).outcome == "equal"
     assert not marks.any()
 
@@ -312,7 +309,7 @@ def normalize(arguments: dict[str, Any], columns: int = 8) -> None:
     arguments["sums"][:64, :columns] = arguments["x"][:, :columns].softmax(1)
 
 
-def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
+def test_partial_sums_of_other_blocks_are_right_if_their_sums_are(monkeypatch: Any) -> None:
     arguments = {"x": (x := torch.randn(64, 128)), "sums": torch.zeros(70, 8)}
     made = checker(arguments, write_sums, accesses=code("x", "sums"))
     for blocks, of, outcome in ((4, 4, "equal"), (1, 1, "equal"), (4, 3, "wrong"), (8, 7, "wrong")):
@@ -323,3 +320,6 @@ def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
     x[:, 112:] = 0  # the last sum is 0, and nothing is missing from the sum of the others
     made = checker(arguments, write_sums, accesses=code("x", "sums"))
     assert made.judge(partial(write_sums, of=7)).outcome == "wrong"
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.free_memory", lambda device: 0.0)
+    assert NO_MEMORY in made.judge(partial(write_sums, blocks=4, of=4)).reason
+    assert made.judge(lambda seen: seen["sums"].fill_(1)).outcome == "wrong"
