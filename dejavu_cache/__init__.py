@@ -34,30 +34,21 @@ if TYPE_CHECKING:
     from .tuning.search import ConfigSpace as ConfigSpace
     from .tuning.search import config_space as config_space
 
-_MODULES = {
-    "CachedAutotuner": "runtime.autotuner",
-    "CheckOptions": "tuning.result_check",
-    "ConfigSpace": "tuning.search",
-    "DejavuError": "errors",
-    "Edges": "model.buckets",
-    "Exact": "model.buckets",
-    "Mode": "settings",
-    "Multiple": "model.buckets",
-    "NoValidConfigError": "errors",
-    "Pow2": "model.buckets",
-    "Resolution": "runtime.request",
-    "ScenarioNotTuned": "errors",
-    "Settings": "settings",
-    "StoreError": "errors",
-    "cached_autotune": "runtime.autotuner",
-    "config_space": "tuning.search",
-    "install": "installation.autotune_replacement",
-    "open_store": "stores",
-    "serving": "runtime.service_phase",
-    "uninstall": "installation.autotune_replacement",
-    "warmup": "runtime.service_phase",
+_PUBLIC = {
+    "errors": ("DejavuError", "NoValidConfigError", "ScenarioNotTuned", "StoreError"),
+    "installation.autotune_replacement": ("install", "uninstall"),
+    "model.buckets": ("Edges", "Exact", "Multiple", "Pow2"),
+    "runtime.autotuner": ("CachedAutotuner", "cached_autotune"),
+    "runtime.request": ("Resolution",),
+    "runtime.service_phase": ("serving", "warmup"),
+    "settings": ("Mode", "Settings"),
+    "stores": ("open_store",),
+    "tuning.result_check": ("CheckOptions",),
+    "tuning.search": ("ConfigSpace", "config_space"),
 }
-"""The module that each public name is fetched from."""
+"""The public names of each module."""
+
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "errors"]

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,18 @@ from drawn_day import draw_day  # noqa: E402
 NAME, BACKEND, MODEL = sys.argv[1:4]
 MORE = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
 LENGTHS = (7, 130, 517, 2049, 8000)
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    *({"temperature": 0.8, **more} for more in ({}, {"seed": 3}, {"min_p": 0.1})),
+    {"temperature": 0.8, "top_k": 40},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    {"logit_bias": {7: 1.0}, "min_tokens": 2, "stop_token_ids": [11]},
+    *({"logprobs": number} for number in (0, 1, 3, 5, 10, 20)),
+    {"prompt_logprobs": 2},
+)
+"""Kinds of requests, by vLLM's `SamplingParams`."""
 
 
 def answer(kind: str, **content: Any) -> None:
@@ -155,18 +167,26 @@ class Requests:
         tokens = torch.randint(1000, self.vocabulary, (count,), generator=generator)
         return list(tokens.tolist())
 
+    def ask_each_kind(self, counts: list[int]) -> dict[str, Any]:
+        """Ask requests of each kind, that many at a time; return what had to be compiled."""
+        before = launch_counts.COMPILED.copy()
+        for count, options in product(counts, KINDS):
+            for seed in range(count):
+                self.add(self.prompt_of(20 + count, seed), 3, **options)
+            self.drain()
+        return {"requests": sum(counts) * len(KINDS), **(launch_counts.COMPILED - before)}
+
     def add(self, prompt: list[int], tokens: int, **options: Any) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self.count += 1
         params = SamplingParams(
-            temperature=0.0,
+            **{"temperature": 0.0, **options},
             max_tokens=tokens,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            **options,
         )
         self.engine.add_request(str(self.count), {"prompt_token_ids": prompt}, params)
 
@@ -318,6 +338,7 @@ def main() -> None:
         "agree": requests.agree,
         "decode": requests.decode,
         "prefill": requests.prefill,
+        "kinds": requests.ask_each_kind,
         "profile_decode": requests.profile_decode,
         "profile_prefill": requests.profile_prefill,
         "profile_first": requests.profile_first,

@@ -58,6 +58,12 @@ A prompt of 500 tokens takes as long as the host needs for its launches. That va
 LENGTHS = (7, 130, 517, 2049, 8000)
 """Tokens of the first prompts after a cold start."""
 
+FIRST_LENGTHS = (7, 130, 2048, 2049)
+"""Tokens of a start's first prompts; the recorded one has all but the multiple of 16."""
+
+KINDS_AT_ONCE = {"recorded": [1, 8], "by-model-0": [1, 11, 16]}
+"""Requests of each kind at a time, by the start's name."""
+
 PROFILED_LENGTHS = (7, 130, 517, 2048)
 """Tokens of first prompts that are profiled, in turns by CUDA's and by Python's calls."""
 
@@ -310,9 +316,12 @@ def time_start(
         variables["DEJAVU_CACHE_URL"] = url
     engine = start_one(name, backend, model, cache=cache, **variables)
     keep_start(name)
-    for length in PROFILED_LENGTHS if profiled else (7, 130, 2049):
+    for length in PROFILED_LENGTHS if profiled else FIRST_LENGTHS:
         command = ("profile_first", length) if profiled else ("prefill", 1, length, 1)
-        keep("prompts", name, str(length), value=engine.tell(*command))
+        if name != "recorded" or length % 16:
+            keep("prompts", name, str(length), value=engine.tell(*command))
+    if counts := KINDS_AT_ONCE.get(name):
+        keep("kinds", name, value=engine.tell("kinds", counts))
     if url.startswith("file:"):
         time.sleep(4)  # launches are recorded a moment after they are compiled
     engine.end()
@@ -398,6 +407,7 @@ def run_prewarmed() -> None:
     """Record a start, build a folder for its model, and start from it beside FA3.
 
     vLLM's own kernels are known by the recorded start, and attention's by the model's config alone.
+    The recorded start's caches are full for those that have no folder.
     """
     store, others = VLLM / "recorded", VLLM / "recorded-of-vllm"
     for folder in (store, others):
@@ -406,10 +416,18 @@ def run_prewarmed() -> None:
     gpu = time_start("recorded", "CUSTOM", "recorded", store.as_uri())
     shutil.copytree(store, others, ignore=shutil.ignore_patterns("dejavu_cache.*"))
     by_model = build_folder("folder-by-model", gpu, others, model=str(MODEL), **LIMITS)
-    starts = [(f"by-model-{turn}", "CUSTOM", f"by-model-{turn}", by_model) for turn in range(3)]
-    for turn, kind in enumerate(("cold", "warm", "warm", "warm")):
-        starts.insert(2 * turn + 1, (f"fa3-{kind}-{turn}", "FLASH_ATTN", "fa3", ""))
-    start_each(*starts)
+    start_each(
+        *(
+            (f"{name}-{turn}", backend, f"{name}-{turn}" if url else "recorded", url)
+            for turn in range(3)
+            for name, backend, url in (
+                ("by-model", "CUSTOM", by_model),
+                ("fa3", "FLASH_ATTN", ""),
+                ("full-caches", "CUSTOM", ""),
+            )
+        ),
+        ("fa3-cold", "FLASH_ATTN", "fa3-cold", ""),
+    )
 
 
 def run_refused() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..triton_internals.environment import is_interpreting, pretended_device
+from ..triton_internals.environment import is_interpreting
+from ..tuning.compile_ahead import is_compiling_only
 from .batch import (
     Batch,
     LayerTensors,
@@ -56,7 +57,7 @@ def run(batch: Batch) -> torch.Tensor:
     return IMPLEMENTATIONS[choose(batch)](batch)
 
 
-def _launched(batch: Batch, call: KernelCall) -> torch.Tensor:
+def _launch(batch: Batch, call: KernelCall) -> torch.Tensor:
     call()
     return batch.out
 
@@ -113,12 +114,12 @@ def _attend(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.T
 IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "auto": run,
     "reference": run_reference,
-    "naive": lambda batch: _launched(batch, naive.launch(batch)),
+    "naive": lambda batch: _launch(batch, naive.launch(batch)),
     "few_sequences": few_sequences.run,
     "hopper": hopper.run,
-    "qblock": lambda batch: _launched(batch, qblock.launch(batch)),
+    "qblock": lambda batch: _launch(batch, qblock.launch(batch)),
     "segmented": segmented.run,
-    "static_grid": lambda batch: _launched(batch, static_grid.launch(batch)),
+    "static_grid": lambda batch: _launch(batch, static_grid.launch(batch)),
 }
 """Functions that compute a batch's attention, by the name that `implementation` takes."""
 
@@ -241,7 +242,7 @@ def plan(
 
 def _check_device(q: torch.Tensor, implementation: str) -> None:
     is_computed = q.is_cuda or implementation == "reference" or is_interpreting()
-    if not (is_computed or pretended_device()):
+    if not (is_computed or is_compiling_only()):
         raise ValueError(
             f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
         )

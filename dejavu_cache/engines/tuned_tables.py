@@ -154,7 +154,7 @@ def _make_table(subject: TableSubject, lines: Mapping[int, _TableLine]) -> Tuned
     configs: dict[int, dict[str, int]] = {}
     uncompared, unknown = 0, Counter[str]()
     for size, line in sorted(lines.items()):
-        values = {**line.config.params, **line.config.options}
+        values = line.config.values
         if values.get("num_ctas") == 1:  # `triton.Config` always has it, and tables never
             del values["num_ctas"]
         allowed = {name: value for name in FIELDS if _is_allowed(value := values.get(name))}

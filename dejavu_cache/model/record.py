@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -39,6 +39,8 @@ from .scenario import (
     moment_after,
     sort_by_name,
 )
+
+T = TypeVar("T")
 
 _CONFIG, _CONFIG_TEXT, _TEXT = attrgetter("config"), attrgetter("config.text"), attrgetter("text")
 
@@ -469,6 +471,23 @@ def record_set_line(context: Context, records: Iterable[Record]) -> Iterator[str
     for index, record in enumerate(records):
         yield f"{', ' if index else ''}{canonical_json(record)}"
     yield "]}\n"
+
+
+def divide(sized: Iterable[tuple[T, int]], most: int, total: int) -> Iterator[list[T]]:
+    """Divide values, given with their sizes, into parts of `most` and of a `total` size.
+
+    A value that is larger is a part of its own.
+    """
+    part: list[T] = []
+    used = 0
+    for value, size in sized:
+        if part and (len(part) == most or used + size > total):
+            yield part
+            part, used = [], 0
+        part.append(value)
+        used += size
+    if part:
+        yield part
 
 
 def version_of(text: str | bytes, field: str = "format") -> int:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -283,11 +283,21 @@ class Config(ValueModel):
         """Return the canonical JSON, which is the model's identity."""
         return _ENCODER.encode({"options": self.options, "params": self.params})
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return parameters and options by name."""
+        return {**self.params, **self.options}
+
     def __str__(self) -> str:
         """Format parameters and options as `NAME=VALUE, …`."""
-        return ", ".join(
-            f"{name}={value}" for name, value in {**self.params, **self.options}.items()
-        )
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
+
+def divide_values(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that all rows share, by name, and the names whose values differ."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    varying = [name for name in names if len({canonical_json(row.get(name)) for row in rows}) > 1]
+    return {name: rows[0][name] for name in names if name not in varying}, varying
 
 
 class Difference(NamedTuple):

@@ -82,7 +82,7 @@ def encode(points: Sequence[Point], resources: Mapping[Config, Resources]) -> Po
     """
     config_numbers, configs = _number([point.config for point in points])
     scenario_numbers, scenarios = _number([point.scenario for point in points])
-    config_values = _columns([{**config.params, **config.options} for config in configs])
+    config_values = _columns([config.values for config in configs])
     scenario_values = _columns([scenario.values for scenario in scenarios])
     usual = _middle(resources.values())
     together = [programs_at_once(config, resources.get(config, usual)) for config in configs]

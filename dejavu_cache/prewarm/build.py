@@ -39,7 +39,8 @@ class PrewarmSpec(FrozenModel):
         modules: names of the kernels' modules; a package stands for all modules in it.
         store: URL of the store with the records.
         devices: names of devices, as records have them.
-        folder: the folder to write to, as `stores.manifest` describes it.
+        folder: the folder to write to, as `stores.manifest` describes it; empty for Triton's own
+            cache.
         recorded: names of modules whose kernels an engine was recorded to launch.
         engine: the engine whose options these are.
         options: the engine's; empty if records alone say what it launches.
@@ -78,8 +79,8 @@ class BuildPlan(FrozenModel):
 
     Attributes:
         jobs: the binaries of winners.
-        fallbacks: those of configs that stand in for winners; one that does not compile is left
-            out.
+        fallbacks: those of configs that stand in for winners, and of launches of other sizes; one
+            that does not compile is left out.
         manifest: the folder's manifest, without its files and the numbers of binaries.
         notes: remarks for the user, one sentence each.
     """
@@ -110,11 +111,13 @@ class Compiler:
 
     Args:
         spec: the options of the prewarming.
+        grace: seconds that a process has to end by itself when it is closed.
     """
 
-    def __init__(self, spec: PrewarmSpec) -> None:
+    def __init__(self, spec: PrewarmSpec, grace: float = GRACE) -> None:
         """Start nothing yet."""
         self._spec = spec
+        self._grace = grace
         self._worker = self._make_worker()
         self._arch: str | None = None
 
@@ -127,7 +130,7 @@ class Compiler:
             "HIP_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        return Worker("dejavu_cache.prewarm.worker", self._spec, environment, grace=GRACE)
+        return Worker("dejavu_cache.prewarm.worker", self._spec, environment, grace=self._grace)
 
     def start(self) -> None:
         """Start a process unless one runs.

@@ -33,10 +33,9 @@ from ..stores import (
     MemoryStore,
     Store,
     TieredStore,
-    open_store,
+    open_patiently,
     shipped_stores,
     tiers_of,
-    wait_longer,
 )
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
@@ -54,9 +53,6 @@ from ..triton_internals.identity import find_jit_function, identify, is_decorate
 from ..triton_internals.versions import TYPE_NAMES
 from ..tuning.compile_ahead import compile_together
 from .build import BuildPlan, CompileJob, PrewarmSpec
-
-PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
 
 GPUS = (
     Device(name="NVIDIA H100 80GB HBM3", arch="sm_90", units=132, memory_gib=79),
@@ -223,7 +219,7 @@ def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict
         return {}
     if config in declared:
         return dict(declared[config].all_kwargs())
-    return {**config.params, **config.options}
+    return config.values
 
 
 def builder_environment(device: Device) -> Environment:
@@ -261,7 +257,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
-    with wait_longer(open_store(spec.store), PATIENCE) as own:
+    with open_patiently(spec.store) as own:
         shipped = shipped_stores() if current_settings().shipped else []
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)
@@ -498,11 +494,14 @@ class JobList:
                 self._add_scenarios(records)
 
     def _add_launches(self, own: KernelRecords) -> None:
-        """Add launches without a config, of which the recorded values are complete."""
+        """Add launches without a config, if their values are complete, and those of other sizes."""
         arch = own.context.environment.device.arch
         for launch in _distinct(own.launches):
             if set(launch.signature) == set(own.kernel.function.arg_names):
-                self.needed[CompileJob(kernel=own.kernel.name, arch=arch, launch=launch)] = None
+                job = CompileJob(kernel=own.kernel.name, arch=arch, launch=launch)
+                self.needed[job] = None
+                for other in _of_other_sizes(launch):
+                    self.fallbacks[job.model_copy(update={"launch": other})] = None
 
     def _add_scenarios(self, own: KernelRecords) -> None:
         name, environment = own.kernel.name, own.context.environment
@@ -552,6 +551,23 @@ def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     """Drop launches that compile alike, and what they say of the process that noted them."""
     alike = {"wheel": wheel(), "config": None, "code": None}
     return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
+
+
+def _of_other_sizes(launch: RecordedLaunch) -> Iterator[RecordedLaunch]:
+    """Yield a launch with a number that is neither 1 nor a multiple of 16 as each of these.
+
+    Such a number is a size that varies, unless it is a stride, by its name: limits and shapes of
+    models are mostly multiples.
+    """
+    for name, attribute in launch.attrs.items():
+        is_number = attribute == "[]" and launch.signature.get(name, "*")[0] in "iu"
+        if is_number and "stride" not in name.lower():
+            multiple = {**launch.attrs, name: '[["tt.divisibility", 16]]'}
+            yield launch.model_copy(update={"attrs": multiple})
+            one = launch.model_dump()
+            del one["attrs"][name]
+            one["signature"][name], one["constants"][name] = "constexpr", 1
+            yield RecordedLaunch.model_validate(one)
 
 
 def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:

@@ -40,13 +40,18 @@ class CompileWorker:
     """
 
     def __init__(self, spec: PrewarmSpec, parent: ParentConnection) -> None:
-        """Import the kernels, and have Triton store what it compiles in the folder."""
+        """Import the kernels, and have Triton store what it compiles in the folder, if one."""
         self.ready: dict[str, Any] = {}
         self._spec = spec
-        hash_callees_first()
+        if spec.folder:
+            hash_callees_first()
         set_target(target_of("sm_90"))  # modules may ask for a target when they are imported
         self._kernels = DiscoveredKernels.of(spec.modules, spec.recorded)
-        folder = Path(spec.folder)
+        if spec.folder:
+            self._build_in(Path(spec.folder))
+
+    def _build_in(self, folder: Path) -> None:
+        """Have Triton build what another machine can run, in a folder."""
         (folder / BINARIES).mkdir(parents=True, exist_ok=True)
         build_binaries_in(str(folder / BINARIES), relocatable_cache())
         self._tools = folder / "tools"
@@ -77,7 +82,8 @@ class CompileWorker:
         compiled = triton.compile(compilation.source, target=target, options=compilation.options)
         if compiled.hash != compilation.key:
             raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {compilation.key}")
-        return CompileResult(binary=compiled.hash, note=self._build_host_modules(compiled, target))
+        note = self._build_host_modules(compiled, target) if self._spec.folder else ""
+        return CompileResult(binary=compiled.hash, note=note)
 
     def _build_host_modules(self, compiled: Any, target: Any) -> str:
         """Build the modules that launch a kernel with Triton's own driver, without loading them.

@@ -22,7 +22,7 @@ from ..triton_internals.versions import Autotuner
 from ..tuning.benchmark_methods import benchmark_name, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
-from .options import Consensus, KernelOptions
+from .options import Consensus
 from .request import LOSS, TuningBudget
 
 CHECKED = CheckOptions()
@@ -61,7 +61,7 @@ class Declaration:
     function: Any
     keys: Sequence[str]
     listed: list[Any] | None
-    options: KernelOptions
+    options: Mapping[str, Any]
     key: KernelIdentity
     source: str
     not_stored: str | None
@@ -78,7 +78,7 @@ class Declaration:
 
     @classmethod
     def of(
-        cls, autotuner: Any, name: str, options: KernelOptions, code: str | None = None
+        cls, autotuner: Any, name: str, options: Mapping[str, Any], code: str | None = None
     ) -> Declaration:
         """Return what an autotuner declares now.
 
@@ -160,7 +160,7 @@ def say_unstored(kernel: str, reason: str) -> None:
     warn_once(f"identity {kernel}", f"{kernel} is tuned but not stored: {reason}")
 
 
-def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str | None]:
+def benchmark_method(autotuner: Any, options: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the benchmark method's name, and why it means nothing to another process, or None."""
     bench = autotuner.__dict__.get("do_bench") or autotuner._do_bench  # a program may assign one
     if bench is None or bench is wall_clock or isinstance(bench, DeviceTimer):
@@ -173,7 +173,7 @@ def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str |
 
 
 def default_config(
-    autotuner: Any, options: KernelOptions, kwargs: Mapping[str, Any], declared: DeclaredConfigs
+    autotuner: Any, options: Mapping[str, Any], kwargs: Mapping[str, Any], declared: DeclaredConfigs
 ) -> Any:
     """Return the default config, or the first one left if it is left out or not declared.
 

@@ -25,13 +25,8 @@ from typing import TYPE_CHECKING, Any
 from ..settings import current_settings
 from ..stores import FileStore, tiers_of
 from ..system.notices import counted, warn_once
+from ..triton_internals import hooks
 from ..triton_internals.config_names import describe
-from ..triton_internals.hooks import (
-    add_compilation_listener,
-    cache_manager,
-    replace_bench,
-    set_cache_manager,
-)
 from ..triton_internals.versions import Autotuner, knobs
 from .choices import launch_key
 from .request import Request, Resolution
@@ -273,9 +268,9 @@ def report_triton_activity() -> None:
             report_event("benchmarked", name, str(config)[:200])
         return bench(self, *args, **kwargs)
 
-    add_compilation_listener(listener)
-    set_cache_manager(_reporting_cache(cache_manager()))
-    replace_bench(report_and_bench)
+    hooks.add_compilation_listener(listener)
+    hooks.set_cache_manager(_reporting_cache(hooks.cache_manager()))
+    hooks.replace_bench(report_and_bench)
 
 
 def _constants_of(src: Any) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union
 
 from pydantic import AfterValidator, InstanceOf, ValidationError
 
 from ..errors import SettingsError, did_you_mean, problem_text
-from ..model.buckets import Bucket, BucketSpec
+from ..model.buckets import BucketSpec
 from ..policy import Rule, config_with, current_policy
 from ..settings import Mode
 from ..stores import Store, make_absolute
@@ -90,22 +90,6 @@ class CacheOptions(TypedDict, total=False):
     prune_per: PrunePer | None
 
 
-class KernelOptions(TypedDict, total=False):
-    """The options of one kernel, those that are given by the decorator or else by the policy."""
-
-    buckets: Mapping[str, Bucket]
-    store: StoreLike
-    mode: Mode
-    default: DefaultConfig
-    method: Method
-    tune_seconds: float
-    tune_configs: int
-    tune_loss: float
-    consensus: Consensus
-    check: CheckOptions | Literal[False]
-    prune_per: PrunePer
-
-
 def declared_options(
     kernel: str,
     given: Mapping[str, Any],
@@ -113,8 +97,10 @@ def declared_options(
     configs: Sequence[Any],
     key: Sequence[str],
     do_bench: object = None,
-) -> KernelOptions:
+) -> dict[str, Any]:
     """Return a kernel's options: what its decorator is given, and else what the policy says.
+
+    They are as `CacheOptions` has them, with a `Bucket` for each spelling, and none is None.
 
     Args:
         kernel: the kernel's name.
@@ -147,7 +133,7 @@ def declared_options(
         options["check"] = CheckOptions()
     inherited = _options_of_policy(kernel, [name for name in key if name in arg_names], configs)
     buckets = {**inherited["buckets"], **checked.buckets}
-    return cast("KernelOptions", {**inherited, **options, "buckets": buckets})
+    return {**inherited, **options, "buckets": buckets}
 
 
 def _check_store(store: Any) -> Any:

@@ -18,11 +18,7 @@ from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
-from ..triton_internals.environment import (
-    begin_digest_beside_imports,
-    is_interpreting,
-    triton_version,
-)
+from ..triton_internals import environment
 from ..triton_internals.hooks import add_compilation_listener, serve_binaries
 
 
@@ -91,8 +87,8 @@ def use_prewarmed_binaries() -> None:
         folders = prewarmed_folders(settings.url)
     except DejavuError:
         return
-    if settings.mode is not Mode.OFF and not is_interpreting():
-        begin_digest_beside_imports()
+    if settings.mode is not Mode.OFF and not environment.is_interpreting():
+        environment.begin_digest_beside_imports()
     # From here on the path has no link that could be pointed elsewhere after the checks.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
     loadable = []
@@ -147,7 +143,7 @@ def loadable_manifest(folder: Path) -> Manifest:
         raise PrewarmError(f"{problem}, since binaries are code")
     manifest = read_manifest(folder)
     ours = (
-        str(triton_version()),
+        str(environment.triton_version()),
         str(sysconfig.get_config_var("EXT_SUFFIX")),
         sysconfig.get_platform(),
     )

@@ -3,26 +3,28 @@
 from .base import Found, Store
 from .file import FileStore
 from .tiered import (
+    PATIENCE,
     MemoryStore,
     TieredStore,
     make_absolute,
+    open_patiently,
     open_store,
     prewarmed_folders,
     shipped_stores,
     tiers_of,
-    wait_longer,
 )
 
 __all__ = [
+    "PATIENCE",
     "FileStore",
     "Found",
     "MemoryStore",
     "Store",
     "TieredStore",
     "make_absolute",
+    "open_patiently",
     "open_store",
     "prewarmed_folders",
     "shipped_stores",
     "tiers_of",
-    "wait_longer",
 ]

@@ -22,7 +22,7 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
 from .base import Found, Store
-from .file_layout import Page, find_places, packed_texts, read_context, read_packed, read_place
+from .file_layout import Page, find_places, read_context, read_place
 
 _LOCKS = ".locks"
 """Name of the folder of locks."""
@@ -96,14 +96,12 @@ class FileStore(Store):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
 
-        A file that was not read before is only searched for it, and not kept in memory.
+        A file that was not read before is only searched for it, and not kept in memory; of a packed
+        one, the text is kept.
         """
         path = self.path(context)
         if path not in self._pages:
             with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
-                if path.suffix == ".gz":
-                    record = read_packed(file, context, scenario, str(path))
-                    return Found(record, self.url) if record else None
                 if path in self._places:
                     start = self._places_in(file, path, context).get(scenario.text)
                 else:
@@ -111,7 +109,7 @@ class FileStore(Store):
                     start = next((start for text, start in places if text == scenario.text), None)
                 record = None if start is None else read_place(file, start, str(path))
                 return Found(record, self.url) if record else None
-        # There is no such file, or `_page` says what is wrong with it.
+        # There is no such file, it is packed, or `_page` says what is wrong with it.
         page = self._page(context)
         record = page.get(scenario) if page else None
         return Found(record, self.url) if record else None
@@ -126,8 +124,6 @@ class FileStore(Store):
         path = self.path(context)
         if path not in self._pages:
             with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
-                if path.suffix == ".gz":
-                    return iter(packed_texts(file, context))
                 return iter(sorted(self._places_in(file, path, context)))
         page = self._page(context)
         return iter(page.scenario_texts() if page else ())

@@ -28,7 +28,7 @@ A damaged record costs itself alone: what can be read of it is used. Before a wr
 cannot be read, the store keeps a copy of the whole file.
 
 A packed file is such a file in gzip: a member `head` for what precedes the first record, then one
-for each record, named by its scenario's digest, so that a record is found without unpacking others.
+for each record, named by its scenario's digest, so that a damaged one costs no other.
 """
 
 from __future__ import annotations
@@ -303,40 +303,6 @@ def unpack(data: bytes) -> bytes:
     return b"".join(texts)
 
 
-def read_packed(file: IO[bytes], context: Context, scenario: Scenario, where: str) -> Record | None:
-    """Return a scenario's record in a packed file; None if there is none, or it is damaged.
-
-    Raises:
-        ValueError: the file has another layout, or the record's name lies.
-        zlib.error: the record cannot be unpacked.
-    """
-    data = _packed_data(file, context)
-    name = data.find(f"{scenario.digest}\0".encode())
-    if name < 0:
-        return None
-    cut = zlib.decompressobj(_GZIP).decompress(data[name - 10 :], LARGEST_PACKED).decode()
-    if not cut.startswith(f"{_SCENARIO}{scenario.text}{_LINE_END}"):
-        raise ValueError("a record has the name of another")
-    return _read_record(cut.removesuffix(",\n{").removesuffix(_CLOSING), where)
-
-
-def packed_texts(file: IO[bytes], context: Context) -> list[str]:
-    """Return the scenarios' text; of a record, 4096 bytes are unpacked, and no more."""
-    data = _packed_data(file, context)
-    starts = [match.start() for match in _MEMBER.finditer(data)]
-    lines = (zlib.decompressobj(_GZIP).decompress(data[at : at + _BLOCK], 4096) for at in starts)
-    return sorted(line[len(_SCENARIO) : line.index(b",\n")].decode() for line in lines)
-
-
-def _packed_data(file: IO[bytes], context: Context) -> bytes:
-    """Return a packed file, whose first member is all that precedes the first record."""
-    size, head = os.fstat(file.fileno()).st_size, f"{_head(context)}\n{{".encode()
-    data = file.read(min(size, LARGEST_PACKED))  # the buffer has this size at once
-    if zlib.decompressobj(_GZIP).decompress(data[:_BLOCK], len(head) + 1) != head:
-        raise ValueError("it begins otherwise")
-    return data
-
-
 @lru_cache(maxsize=256)
 def _head(context: Context) -> str:
     """Return the text of a file up to its first record."""
@@ -362,8 +328,12 @@ def _write_record(record: Record) -> str:
     return "\n".join([*lines, f' "measurements": [\n  {measurements}\n ]}}'])
 
 
+@lru_cache(maxsize=32)
 def _read_record(cut: str, where: str) -> Record | None:
-    """Return the record of a text; of a damaged one, or one of a newer version, warn once."""
+    """Return the record of a text; of a damaged one, or one of a newer version, warn once.
+
+    Tunes of like scenarios predict from the same records, one after the other.
+    """
     try:
         return Record.model_validate_json("{" + cut)
     except ValidationError as error:

@@ -39,6 +39,9 @@ _BUILT_IN = ("file", "memory", PREWARMED)
 SHIPPED = "dejavu_cache.records"
 """Entry-point group of shipped records; an entry point is a package that contains them."""
 
+PATIENCE = 30.0
+"""Seconds that a command waits for a server; a launch waits less."""
+
 _ACCEPTED = (
     "give a folder (/path, file:///path or file:///path?read_only=1), prewarmed:///folder, "
     "memory:// or https://server, or ./NAME for a folder whose name looks like a URL"
@@ -51,14 +54,6 @@ _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(https?|file)//|[^:]*\
 def tiers_of(store: Store) -> tuple[Store, ...]:
     """Return the tiers of a store; a store without tiers is its only one."""
     return store.tiers if isinstance(store, TieredStore) else (store,)
-
-
-def wait_longer(store: Store, seconds: float) -> Store:
-    """Have a store wait for its servers for some seconds, more than a launch may, and return it."""
-    for tier in tiers_of(store):
-        if hasattr(tier, "calls"):
-            tier.calls.wait = seconds
-    return store
 
 
 @dataclass(eq=False, repr=False)
@@ -335,6 +330,16 @@ def open_store(url: str) -> Store:
             (point, *_) = entry_points(group=SCHEMES, name=scheme)
             stores.append(point.load()(part))
     return stores[0] if len(stores) == 1 else TieredStore(stores)
+
+
+def open_patiently(url: str) -> Store:
+    """Open the store of a URL, else of the settings; its servers have `PATIENCE` to answer."""
+    settings = current_settings()
+    store = open_store(url or settings.url or settings.default_url)
+    for tier in tiers_of(store):
+        if hasattr(tier, "calls"):
+            tier.calls.wait = PATIENCE
+    return store
 
 
 def make_absolute(url: str) -> str:

@@ -1,15 +1,15 @@
 """A local journal of the measurements that a sweep has not yet handed to its store."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ..errors import StoreError
+from ..errors import ReadOnlyStoreError, StoreError
 from ..model.merge import merge_records
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..stores import FileStore, Found, Store, open_store
+from ..stores import FileStore, Found, Store, TieredStore, open_store, tiers_of
 from ..system.notices import warn_once
 from ..system.safe_files import user_folder
 
@@ -17,8 +17,8 @@ BRIEFLY = 5.0
 """Seconds to wait for another process that hands a scenario's record over."""
 
 
-class Journal(Store):
-    """A store that writes records to a folder on the local disk first.
+class Journal(TieredStore):
+    """The tiers of a store behind a journal: it writes records to a folder on the local disk first.
 
     Sweeps of this user into one store share the folder, which is a store itself. `put` returns when
     its records are there. They are handed over when the scenario's lease ends, so that a large
@@ -36,8 +36,8 @@ class Journal(Store):
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
         """Hand over what ended sweeps have left."""
-        self.home = home
-        self.url = home.url
+        super().__init__(tiers_of(home))
+        self.read_only = self.remote = False  # what is put goes to the folder
         digest = hashlib.sha256(home.url.encode()).hexdigest()[:16]
         self.local = FileStore(folder or user_folder("sweeps") / digest, durable=False)
         self.hand_over()
@@ -45,27 +45,11 @@ class Journal(Store):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return the store's record merged with the one that it has not accepted yet."""
         pending = self.local.get(context, scenario, fresh=True)
-        try:
-            stored = self.home.get(context, scenario, fresh=fresh)
-        except (StoreError, OSError) as error:
-            self._warn_of_refusal(error)
-            stored = None
+        stored = super().get(context, scenario, fresh=fresh)
         if pending is None:
             return stored
         merged = merge_records(pending.record, stored.record) if stored else pending.record
         return Found(merged, self.url)
-
-    def records(self, context: Context) -> Iterator[Record]:
-        """Return the store's records of a context."""
-        return self.home.records(context)
-
-    def scenario_texts(self, context: Context) -> Iterator[str]:
-        """Return the store's scenarios of a context."""
-        return self.home.scenario_texts(context)
-
-    def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        """Return the store's contexts."""
-        return self.home.contexts(kernel)
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Write records to the folder.
@@ -78,11 +62,12 @@ class Journal(Store):
             self.local.put(context, records)
         except (StoreError, OSError) as error:
             warn_once(self.local.url, f"{error}; measurements go to {self.url} one by one instead")
-            self.home.put(context, records, now=True)
+            self._put_home(context, records)
 
-    def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
-        """Delete records from the store."""
-        return self.home.delete(context, scenarios)
+    def _put_home(self, context: Context, records: Sequence[Record]) -> None:
+        if not self._writable:
+            raise ReadOnlyStoreError(f"{self.url} is open for reading only")
+        super().put(context, records, now=True)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
@@ -91,7 +76,7 @@ class Journal(Store):
         The folder's own lease tells sweeps on this machine that the record is not left behind: a
         server may keep a dead process's lease for a while, or may be away.
         """
-        with self.home.lease(context, scenario, wait=wait) as acquired:
+        with super().lease(context, scenario, wait=wait) as acquired:
             if not acquired:
                 yield False
                 return
@@ -119,23 +104,16 @@ class Journal(Store):
         """Hand a record to the store, under its lease, and return whether the store takes it."""
         try:
             if pending := self.local.get(context, scenario, fresh=True):
-                self.home.put(context, [pending.record], now=True)
+                self._put_home(context, [pending.record])
                 self.local.delete(context, [scenario])
         except (StoreError, OSError) as error:
-            self._warn_of_refusal(error)
+            warn_once(
+                f"journal {self.url}",
+                f"{self.url} is away ({error}): measurements are kept in {self.local.root} until "
+                "it accepts them",
+            )
             return False
         return True
-
-    def close(self) -> None:
-        """Close the store."""
-        self.home.close()
-
-    def _warn_of_refusal(self, error: Exception) -> None:
-        warn_once(
-            f"journal {self.url}",
-            f"{self.url} is away ({error}): measurements are kept in {self.local.root} until it "
-            "accepts them",
-        )
 
 
 def hand_over_what_is_left(url: str) -> list[str]:

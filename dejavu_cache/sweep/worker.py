@@ -5,39 +5,125 @@ The parent replaces it when a config takes it down, so that nothing but that con
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from threading import Event, current_thread, local
 from typing import Any
 
-from ..errors import DejavuError, NoValidConfigError, SettingsError
+from ..errors import DejavuError, NoValidConfigError, PrewarmError, SettingsError
 from ..model.record import Measurement
 from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
+from ..prewarm.build import CompileJob, Compiler, PrewarmSpec
 from ..runtime import rules
-from ..runtime.known_records import NEAR_A_TUNE, KnownRecords, fall_back, predict_saving
+from ..runtime.known_records import KnownRecords, fall_back
 from ..runtime.request import Request
 from ..runtime.tune import predicted_search
-from ..stores import TieredStore, open_store, wait_longer
-from ..system.notices import warn_once
+from ..stores import TieredStore, open_patiently
+from ..system.notices import logger, warn_once
 from ..system.workers import ParentConnection, serve
+from ..triton_internals import compilation, identity
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import (
-    INTERPRETER_INDEX,
-    current_device,
-    current_environment,
-    has_device,
-    is_interpreting,
-)
-from ..tuning.compile_ahead import EarlyCompiler, is_out_of_memory
+from ..triton_internals.environment import environment_here, has_device
+from ..triton_internals.hooks import prepare_compilations
+from ..tuning import compile_ahead
+from ..tuning.tuner import CandidateLaunch
 from .case_group import CaseGroup, CaseTuner, current_record, make_request
 from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
 from .suite import Case, Suite, load_suite
 
-SERVER_WAIT = 30.0
-"""Seconds to wait for a server: measuring what it has recorded would take longer."""
-
 BATCHES_EARLY = 2
-"""Batches of a search that are compiled before the first tune; few searches need more."""
+"""Batches of a search that are compiled before its tune; few searches need more."""
+
+MOST_EARLY = 256
+"""Kernels from which on an `EarlyCompiler` begins no more: they stay in memory, some 150 MB."""
+
+FEW = 16
+"""Launches from which on processes compile: they take seconds to start."""
+
+EARLY = "dejavu-cache early compile"
+"""Name of its threads."""
+
+
+class EarlyCompiler(ExitStack):
+    """Compiles what tunes of many launches measure first, while the launches are looked up.
+
+    Each of its threads has a process that puts kernels into Triton's cache, and then loads them.
+    Compilers in one process would wait for each other, and the look-ups for them, since each holds
+    the interpreter's lock for a tenth of its time. Where launches are few, or a process cannot
+    import the kernels, the threads compile, once the look-ups are done.
+
+    Args:
+        kernels: the launches' kernels.
+    """
+
+    def __init__(self, kernels: Iterable[Any]) -> None:
+        """Compile nothing yet."""
+        super().__init__()
+        functions = filter(None, map(identity.find_jit_function, kernels))
+        modules = [
+            identity.module_name(identity.python_function(function)) for function in functions
+        ]
+        self._spec = PrewarmSpec(modules=tuple({*modules}), store="", devices=())
+        self._has_processes = len(modules) >= FEW
+        self._own, self._compilers, self._are_known = local(), list[Compiler](), Event()
+        self._begun: dict[str, Any] = {}
+        self._of_cases: dict[str, tuple[Any, list[compile_ahead.Candidate]]] = {}
+        threads = compile_ahead.compiling_threads(compile_ahead.MOST_THREADS, EARLY)
+        self._pool = self.enter_context(threads)
+        self.callback(self._end)
+        if self._pool is not None:
+            prepare_compilations(self)
+
+    def begin(self, case: str, launch: CandidateLaunch, configs: Sequence[Config]) -> None:
+        """Compile configs of a case's launch, whose arguments are not needed after that."""
+        if self._pool is not None and len(self._begun) < MOST_EARLY:
+            with compilation.compiling_in(self._pool, self._begun):
+                new = [compile_ahead.submit(launch, launch.declared[config]) for config in configs]
+            self._of_cases[case] = identity.find_jit_function(launch.autotuner), new
+
+    def finish(self, case: str) -> None:
+        """Wait for a case's kernels, which are in memory then, as far as they can be compiled."""
+        self._are_known.set()
+        function, candidates = self._of_cases.pop(case, (None, []))
+        for candidate in candidates:
+            candidate.finish()
+        compilation.forget_failed(function)
+        if all(compile_ahead.Candidate(None, kernel).is_done for kernel in self._begun.values()):
+            self._end()
+
+    def prepare(self, source: Any, target: Any, options: Any) -> None:
+        """Have this thread's process put a kernel into Triton's cache, or wait for the look-ups.
+
+        Raises:
+            PrewarmError: it cannot be compiled; its tune finds out why.
+        """
+        if not current_thread().name.startswith(EARLY):
+            return
+        error = ""
+        if self._has_processes:
+            try:
+                launch = compilation.describe_compilation(source, options, target)
+                name, arch = identity.kernel_name(source.fn), environment_here().device.arch
+                if not hasattr(self._own, "compiler"):
+                    self._own.compiler = Compiler(self._spec, grace=0.0)
+                    self._compilers.append(self._own.compiler)
+                job = CompileJob(kernel=name, arch=arch, launch=launch)
+                error = self._own.compiler.run(job).error
+            except Exception as reason:  # a constant may have no form in records, too
+                self._has_processes = False
+                logger.debug("no process compiles: %r", reason)
+        if not self._has_processes:
+            self._are_known.wait()
+        if error:
+            raise PrewarmError(error)
+
+    def _end(self) -> None:
+        """End the processes."""
+        self._are_known.set()
+        while self._compilers:
+            self._compilers.pop().close()
 
 
 class SweepWorker:
@@ -55,7 +141,7 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._launches = None if spec.misses is None else dict(spec.misses)
+        self._misses = None if spec.misses is None else dict(spec.misses)
         self._loss = spec.loss
         suite = load_suite(spec.suite)
         cases = suite.load_cases(spec.options)
@@ -63,11 +149,11 @@ class SweepWorker:
             raise SettingsError(
                 "Triton finds no GPU here: sweep on the machine that the results are for"
             )
-        made = _cases_of_misses(suite, self._launches or ())
+        made = _cases_of_misses(suite, self._misses or ())
         self._cases = {case.name: case for case in (*made, *cases)}
-        self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
+        self.journal = Journal(open_patiently(spec.store))
         self._known = KnownRecords(TieredStore([self.journal]))
-        self._compiler = EarlyCompiler()
+        self._compiler = EarlyCompiler(case.kernel for case in self._cases.values())
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -97,20 +183,20 @@ class SweepWorker:
             update = {"kernel": missed.kernel, "device": missed.device, "scenario": str(scenario)}
             key = f"{context.digest}/{scenario.digest}"
             outcome = outcome.model_copy(update={**update, "key": key})
-            if self._launches is not None and missed not in self._launches:
+            if self._misses is not None and missed not in self._misses:
                 changes: dict[str, Any] = {"status": "unwanted"}
             else:
                 changes = self._outcome_of(job, subject)
                 if job.worth:
                     changes["worth"] = self._add_saved(job.worth, subject)
-                elif self._launches and isinstance(subject, Request):
-                    changes["worth"] = self._predict(subject, self._launches[missed])
+                elif self._misses and isinstance(subject, Request):
+                    changes["worth"] = self._weigh(subject, self._misses[missed])
         except NoValidConfigError as error:
             changes = {"message": str(error)}
         except Exception as error:
             if not isinstance(error, DejavuError) and not _device_works():
                 raise
-            status = "skipped" if is_out_of_memory(error) else "failed"
+            status = "skipped" if compile_ahead.is_out_of_memory(error) else "failed"
             changes = {"status": status, "message": f"{type(error).__name__}: {error}"[:2000]}
         seconds = round(time.perf_counter() - start, 3)
         return outcome.model_copy(update={**changes, "seconds": seconds})
@@ -122,7 +208,7 @@ class SweepWorker:
 
     def _outcome_of(self, job: CaseJob, subject: Request | CaseGroup) -> dict[str, Any]:
         if job.do == "measure":
-            self._compiler.finish()
+            self._compiler.finish(job.case)
         if isinstance(subject, CaseGroup):
             return subject.measure(CaseTuner(job, self._parent, self.journal))
         if job.do == "measure":
@@ -137,17 +223,14 @@ class SweepWorker:
             due = rules.due_configs(subject, record)
             limit = rules.budgeted_count(subject, len(due))
             if search := predicted_search(subject, record, self._known, due, limit):
-                self._compiler.begin(subject.candidate_launch(), search.ask(BATCHES_EARLY))
+                launch = subject.candidate_launch()
+                self._compiler.begin(job.case, launch, search.ask(BATCHES_EARLY))
         return {"status": "due" if is_due or is_new else "known"}
 
-    def _predict(self, request: Request, launches: int) -> Worth:
-        """Predict what a tune would have saved launches of the config that runs without one."""
+    def _weigh(self, request: Request, missed: MissCount) -> Worth:
+        """Return what a tune would have saved launches, as programs said."""
         near = self._known.near_a_launch(request)
-        runs = describe(fall_back(request, near, uncompared=True).config)
-        programs = request.candidate_launch().programs_of(runs)
-        near = list(self._known.neighbours(request, NEAR_A_TUNE))
-        saving = predict_saving(request.context, request.scenario, runs, programs, near)
-        return Worth.of(MissCount(launches, saving), runs)
+        return Worth.of(missed, describe(fall_back(request, near, uncompared=True).config))
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
         """Add what a tune would have saved, if it has measured what ran and has a winner."""
@@ -183,8 +266,7 @@ def _cases_of_misses(suite: Suite, misses: Iterable[MissedScenario]) -> Iterator
     """Yield the cases that a suite makes for what was missed on this device."""
     if not misses:
         return
-    index = INTERPRETER_INDEX if is_interpreting() else current_device()
-    device = current_environment(index).device.name
+    device = environment_here().device.name
     for miss in misses:
         if miss.device == device:
             try:

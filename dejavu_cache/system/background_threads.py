@@ -292,17 +292,18 @@ def is_from_signal_handler(error: BaseException) -> bool:
     codes = set(map(_code_of, map(signal.getsignal, signal.valid_signals())))
     return any(
         frame.f_code in codes
-        for cause in _causes(error)
+        for cause in causes_of(error, contexts=False)
         for frame, _ in traceback.walk_tb(cause.__traceback__)
     )
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes_of(error: BaseException | None, *, contexts: bool) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from, and if wanted what it was raised beside."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__
+        error = error.__cause__ or (error.__context__ if contexts else None)
 
 
 def _code_of(handler: object) -> types.CodeType | None:

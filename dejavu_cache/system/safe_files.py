@@ -17,7 +17,7 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Literal
@@ -165,6 +165,21 @@ def open_replacement(
             except OSError as error:  # some network file systems sync files alone
                 if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                     raise
+
+
+def open_named_file(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """Open a file that a person has named, to be written as `open_replacement` does.
+
+    Pipes and devices, which it would replace, are written directly.
+
+    Raises:
+        OSError: it cannot be written, or its folder does not exist.
+    """
+    if path.exists() and not path.is_file():
+        return open(path, "wb")
+    os.stat(path.parent)  # a mistyped folder is an error, and not made
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
+    return open_replacement(path, mode=mode)  # a link is replaced, and not followed
 
 
 def open_to_append(path: Path) -> int:

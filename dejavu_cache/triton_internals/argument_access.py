@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..system.notices import logger
@@ -66,9 +66,7 @@ class Accesses(NamedTuple):
 def accesses_of_kernel(kernel: CompiledKernel) -> Accesses | None:
     """Return what a compiled kernel does by its IR, or None where that cannot be told."""
     try:
-        text = kernel.asm["ttir"]
-        names = list(_pointers(kernel.src.signature))
-        return _trace_pointers(_parse(text), names)
+        return _accesses_in(kernel.asm["ttir"], tuple(_pointers(kernel.src.signature)))
     except Exception as error:  # another language than Triton's, or a function that is not inlined
         logger.debug("a kernel's accesses are unknown: %r", error)
         return None
@@ -81,6 +79,11 @@ def _pointers(signature: Mapping[str, Any]) -> Iterator[str]:
             yield from _pointers({f"{name}[{index}]": part for index, part in enumerate(kind)})
         elif str(kind).startswith(("*", "tensordesc")):
             yield name
+
+
+@lru_cache(32)  # configs that differ in their warps or stages share their text
+def _accesses_in(text: str, names: tuple[str, ...]) -> Accesses:
+    return _trace_pointers(_parse(text), names)
 
 
 def _parse(text: str) -> Any:
@@ -151,9 +154,10 @@ class _PointerFlow:
         operands = [operation.get_operand(at) for at in range(operation.get_num_operands())]
         results = [operation.get_result(at) for at in range(operation.get_num_results())]
         block = operation.get_block()
-        given = [block.get_argument(at) for at in range(block.get_num_arguments())]
         inside = self._inside[block.get_parent().id()]
-        inside[block.id()] = _pointers_among(given)
+        if block.id() not in inside:
+            given = [block.get_argument(at) for at in range(block.get_num_arguments())]
+            inside[block.id()] = _pointers_among(given)
         if name in ("scf.yield", "scf.condition"):
             inside[name] = _pointers_among(operands)
         elif name in _EFFECTS:

@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -152,6 +153,19 @@ def encode_launch(source: ASTSource, config: Mapping[str, Any]) -> RecordedLaunc
         constants={path: encode_value(value) for path, value in without_config(source.constants)},
         attrs={path: json.dumps(value) for path, value in without_config(source.attrs)},
     )
+
+
+def describe_compilation(
+    source: ASTSource, options: Mapping[str, Any], target: GPUTarget
+) -> RecordedLaunch:
+    """Return a launch that `recreate_compilation` makes the same compilation of, without a config.
+
+    Raises:
+        UnencodableValueError: a constant or an option has no form in records.
+    """
+    metadata = SimpleNamespace(**{**options, "target": target})
+    launch = encode_launch(source, {})
+    return launch.model_copy(update={"options": _options_beside({}, metadata)})
 
 
 def _options_beside(config: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
@@ -392,6 +406,21 @@ def load_binary(kernel: Any) -> None:
     compiled = await_kernel(kernel)
     if hasattr(compiled, "_init_handles"):
         compiled._init_handles()
+
+
+def build_launcher(function: JITFunction, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+    """Build the module that launches a function's kernels with some arguments, for Triton's cache.
+
+    An error is left to the launch.
+    """
+    from .versions import driver
+
+    keywords = {name: kwargs[name] for name in kwargs.keys() - {"grid", "warmup"}}
+    with suppress(Exception):  # one is raised in any case, since there is no compiled kernel yet
+        *_, backend, binder = next(iter(function.device_caches.values()))
+        values = binder(*args, **keywords)
+        _, signature, constants, attrs = function._pack_args(backend, {}, *values)
+        driver.active.launcher_cls(function.ASTSource(function, signature, constants, attrs), None)
 
 
 def forget_failed(function: JITFunction | None) -> None:

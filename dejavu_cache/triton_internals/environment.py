@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from threading import Thread
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
 from ..system.background_threads import start_thread
+from .hooks import build_driver_module
 from .identity import PROCESS
 
 if TYPE_CHECKING:
@@ -332,18 +334,31 @@ def begin_digest() -> None:
 
 
 def begin_digest_beside_imports() -> None:
-    """Begin before any launch, if a file shows that there is a GPU.
+    """Begin before any launch, if a file shows that there is a GPU; build Triton's module for it.
 
     Nothing asks the driver: that would initialise it, and break programs that fork later.
     """
-    if any(os.path.exists(path) for path in GPU_FILES):
+    if not _begun and any(os.path.exists(path) for path in GPU_FILES):
         begin_digest()
+        start_thread(_build_driver_module, "dejavu-cache driver module")
 
 
 def await_digest() -> None:
-    """Wait for a digest that was begun; before it is there, Triton would compute another."""
+    """Wait for a digest that was begun; before it is there, Triton would compute another.
+
+    Meanwhile, what Triton imports at its first launch is imported.
+    """
     for thread in filter(None, _begun):
+        if thread.is_alive():
+            with suppress(ImportError):
+                import_module("triton.experimental.gluon.nvidia.hopper")
         thread.join(_PATIENCE)
+
+
+def _build_driver_module() -> None:
+    with suppress(Exception):  # as below
+        if os.path.exists(GPU_FILES[0]):
+            build_driver_module()
 
 
 def _compute_digest() -> None:

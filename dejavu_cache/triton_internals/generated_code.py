@@ -177,11 +177,11 @@ def find_other_code(
 
     Returns:
         None if it is equal, or if nothing can be said: the IR was not kept, or to compile ahead of
-        the launch would call hooks.
+        the launch would call hooks of the function.
     """
     function, name = jit_function(autotuner), describe(config)
     noted = _launches_with_code(launches, name)
-    if not noted or config.pre_hook or not is_covered(function) or function.pre_run_hooks:
+    if not noted or not is_covered(function) or function.pre_run_hooks:
         return None
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
@@ -197,6 +197,8 @@ def find_other_code(
             return None if launch.code == code else code
         if not is_same_scenario and _values(launch, computed) != _values(now, computed):
             return code
+    if _descriptors(now) not in map(_descriptors, noted):  # by another hook of the config
+        return code
     if function.fn in _generated_again:
         return None
     _generated_again.add(function.fn)
@@ -219,6 +221,11 @@ def _launches_with_code(launches: Sequence[RecordedLaunch], name: Config) -> lis
 def _specialization(launch: RecordedLaunch) -> tuple[Any, ...]:
     """Return what a launch was compiled for."""
     return launch.signature, launch.attrs, launch.constants
+
+
+def _descriptors(launch: RecordedLaunch) -> dict[str, str]:
+    types = launch.signature.items()
+    return {name: type_ for name, type_ in types if type_.startswith("tensordesc")}
 
 
 def _values(launch: RecordedLaunch, names: Collection[str]) -> dict[str, Any]:

@@ -220,6 +220,22 @@ def noting_compilations() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
         compiler.compile = original
 
 
+def prepare_compilations(precompiler: Any) -> None:
+    """Have an object's `prepare` precede compilations of kernels that were not launched yet.
+
+    It may fill Triton's cache; its errors are those of the compilation.
+    """
+    from triton import compiler
+
+    original = compiler.compile
+
+    def compile_prepared(src: Any, target: Any = None, options: Any = None, **kwargs: Any) -> Any:
+        precompiler.prepare(src, target, options)
+        return original(src, target=target, options=options, **kwargs)
+
+    compiler.compile = compile_prepared
+
+
 def replace_bench(bench: Callable[..., Any]) -> None:
     """Replace `Autotuner._bench`, which measures one config."""
     from triton.runtime.autotuner import Autotuner
@@ -321,6 +337,16 @@ def host_module_builders(backend: str) -> tuple[Any, Any]:
     from triton.backends.amd.driver import HIPLauncher, HIPUtils
 
     return HIPUtils, HIPLauncher
+
+
+def build_driver_module() -> None:
+    """Have the module by which Triton calls CUDA's driver in its cache; ask the driver nothing."""
+    from triton.backends.nvidia import driver
+    from triton.runtime.build import compile_module_from_src
+
+    source = Path(driver.__file__).with_name("driver.c").read_text()
+    folders = driver.library_dirs(), driver.include_dirs
+    compile_module_from_src(source, "cuda_utils", *folders, driver.libraries)
 
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"

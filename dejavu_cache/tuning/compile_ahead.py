@@ -10,23 +10,25 @@ import errno
 import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..system.background_threads import is_from_signal_handler
+from ..system.background_threads import causes_of, is_from_signal_handler, start_thread
 from ..system.notices import whoami
 from ..triton_internals.compilation import (
     await_kernel,
+    build_launcher,
     compiling_in,
     forget_failed,
+    keys_in_memory,
     load_binary,
     may_compile_in_threads,
 )
@@ -127,7 +129,7 @@ def forget_frames(error: BaseException) -> None:
     An error that is kept, and passes a frame that refers to what keeps it, would hold them until
     the garbage collector runs, which does not see how much memory a device has left.
     """
-    for cause in _causes(error):
+    for cause in causes_of(error, contexts=True):
         cause.__traceback__ = None
 
 
@@ -138,36 +140,28 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _is_transient(error: BaseException) -> bool:
     """Return whether the host had no memory or disk left, or somebody killed the compiler."""
-    for cause in _causes(error):
+    for cause in causes_of(error, contexts=True):
         if isinstance(cause, MemoryError) or getattr(cause, "errno", None) in FULL_DISK:
             return True
     killed = _EXIT_CODE.search(str(error))
     return killed is not None and int(killed[1]) not in OWN_SIGNALS
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Iterate over an error and what it was raised from."""
-    cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
 def _short(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__)[:2000]
 
+
+SHORT_TURN = 0.0005
+"""Seconds after which a thread that compiles lets another one run.
+
+Each waits for the interpreter's lock some hundred times, as does the thread that measures.
+"""
 
 MOST_THREADS = 16
 """Most threads that compile.
 
 Each holds the interpreter's lock for about a tenth of its time: more would wait for each other.
 """
-
-
-MOST_EARLY = 256
-"""Kernels from which on an `EarlyCompiler` begins no more: they stay in memory, some 150 MB."""
 
 
 @dataclass
@@ -208,8 +202,10 @@ class Candidate:
 
 
 @contextmanager
-def _compilers(threads: int, starts: Event | None = None) -> Iterator[Executor | None]:
-    """Yield threads to compile in, once `starts` is set; None where Triton has no such mode.
+def compiling_threads(
+    threads: int, name: str = "dejavu-cache compile"
+) -> Iterator[Executor | None]:
+    """Yield threads to compile in; None where Triton has no such mode.
 
     The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. There are none
     under the interpreter, or while launches compile in others. Compilations that have not started
@@ -220,12 +216,14 @@ def _compilers(threads: int, starts: Event | None = None) -> Iterator[Executor |
         yield None
         return
     retry_parsing()
-    begin = starts.wait if starts else None
-    pool = ThreadPoolExecutor(threads_for(threads), "dejavu-cache compile", begin)
+    pool, interval = ThreadPoolExecutor(threads_for(threads), name), sys.getswitchinterval()
+    sys.setswitchinterval(min(interval, SHORT_TURN))
     try:
         yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        if interval > SHORT_TURN:  # else another pool has set it
+            sys.setswitchinterval(interval)
 
 
 @contextmanager
@@ -248,12 +246,18 @@ def compile_ahead(
     """
     candidates: dict[Config, Candidate | None] = dict.fromkeys(configs)
     try:
-        with _compilers(len(configs)) as pool:
+        with compiling_threads(len(configs)) as pool:
             if pool is not None:
                 with compiling_in(pool):
                     longest_first = sorted(configs, key=partial(_order, launch))
                     for config in longest_first:
-                        candidates[config] = _submit(launch, launch.declared[config])
+                        candidates[config] = submit(launch, launch.declared[config])
+                    function = find_jit_function(launch.autotuner)
+                    if function is not None and not any(keys_in_memory(function).values()):
+                        # Else Triton builds it, by a C compiler, after its first compilation.
+                        keywords = {**launch.kwargs, **launch.declared[configs[0]].all_kwargs()}
+                        build = partial(build_launcher, function, launch.args, keywords)
+                        start_thread(build, "dejavu-cache launcher")
             yield dict(candidates)
     finally:
         for candidate in filter(None, candidates.values()):
@@ -274,7 +278,7 @@ def _tile_of_a_warp(config: Any) -> float:
     return float(math.log2(math.prod(sizes)) - math.log2(max(warps, 1)))
 
 
-def _submit(launch: CandidateLaunch, config: Any) -> Candidate:
+def submit(launch: CandidateLaunch, config: Any) -> Candidate:
     """Bind the arguments as a launch would, its hook included, and compile in the pool."""
     current = {**launch.kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
@@ -290,38 +294,6 @@ def _submit(launch: CandidateLaunch, config: Any) -> Candidate:
 def threads_for(configs: int) -> int:
     """Return the number of threads to compile a number of configs with."""
     return max(min(len(os.sched_getaffinity(0)), MOST_THREADS, configs), 1)
-
-
-class EarlyCompiler(ExitStack):
-    """Compiles what tunes of many launches measure first, once all are known, in `finish`.
-
-    Beside many compilers, a look-up waits for the interpreter's lock after each call of a library.
-    """
-
-    def __init__(self) -> None:
-        """Compile nothing yet."""
-        super().__init__()
-        starts = Event()
-        self._pool = self.enter_context(_compilers(MOST_EARLY, starts))
-        self._start = self.callback(starts.set)
-        self._begun: dict[str, Any] = {}
-        self._candidates: list[tuple[Any, Candidate]] = []
-
-    def begin(self, launch: CandidateLaunch, configs: Sequence[Config]) -> None:
-        """Note configs of a launch, whose arguments are not needed after that."""
-        if self._pool is not None and len(self._begun) < MOST_EARLY:
-            function = find_jit_function(launch.autotuner)
-            with compiling_in(self._pool, self._begun):
-                for config in configs:
-                    self._candidates.append((function, _submit(launch, launch.declared[config])))
-
-    def finish(self) -> None:
-        """Compile all that was noted; launches find the kernels in memory."""
-        self._start()
-        for function, candidate in self._candidates:
-            candidate.finish()
-            forget_failed(function)
-        self._candidates = []
 
 
 _begun: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("begun", default=None)
@@ -342,7 +314,7 @@ def compile_together() -> Iterator[dict[Any, tuple[Any, Any]] | None]:
     begun: dict[Any, tuple[Any, Any]] = {}
     token = _begun.set(begun)
     try:
-        with _compilers(MOST_THREADS) as pool:
+        with compiling_threads(MOST_THREADS) as pool:
             if pool is None:
                 yield None
                 return
@@ -358,6 +330,11 @@ def compile_together() -> Iterator[dict[Any, tuple[Any, Any]] | None]:
         _begun.reset(token)
         for function, _ in begun.values():
             forget_failed(function)
+
+
+def is_compiling_only() -> bool:
+    """Return whether launches are within `compile_together`, so that meta tensors will do."""
+    return _begun.get() is not None
 
 
 def begins_compilation(

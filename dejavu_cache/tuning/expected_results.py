@@ -54,6 +54,12 @@ whole terms.
 LOW_PRECISION = 0.25
 """The same for floating-point types of 8 bits and less."""
 
+ROUNDINGS = 4
+"""Roundings of an element that is updated in place, as by atomic additions in any order."""
+
+SAMPLED_CHANGES = 4096
+"""Elements of a piece, or up to twice as many, of which the scale of its changes is taken."""
+
 MEDIANS = 8.0
 """Largest scale of a tensor in medians of its elements, so that outliers do not hide the others."""
 
@@ -93,8 +99,7 @@ def copyable_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors that can be copied, and why others cannot be, both by name.
 
-    Parts of tuples have names such as `outs[0]`. Tensors without elements, and those of which some
-    share memory, are left out.
+    Parts of tuples have names such as `outs[0]`. Tensors without elements are left out.
 
     Args:
         arguments: the launch's arguments by name.
@@ -112,7 +117,7 @@ def copyable_tensors(
                 continue
             strides = zip(tensor.stride(), tensor.shape, strict=True)
             if any(stride <= 0 and size != 1 for stride, size in strides):
-                continue
+                raise ValueError("some of its elements share memory")
             # One element shows it of lazy views, and of classes that refuse torch's functions.
             element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
             bool((_bits(element) == _bits(element.clone())).all())
@@ -165,6 +170,7 @@ class Output:
             whether the default's launch found it filled.
         is_visible: whether some element shows that the default writes it.
         holds_results: whether only a launch on the filled tensor shows that.
+        held_zeros: whether the elements that the default writes held zeros, to which code may add.
     """
 
     tensor: Tensor
@@ -172,8 +178,11 @@ class Output:
     may_be_filled: bool = False
     is_visible: bool = False
     holds_results: bool = False
+    held_zeros: bool = True
     _expected: Tensor = field(init=False)
     _scale: Scale | None = field(default=None, init=False)
+    _change: Scale | None = field(default=None, init=False)
+    """The magnitudes of changes, where the default updates what it reads."""
 
     def restore(self, *, filled: bool = False) -> None:
         """Give the tensor its original content again, or else content that no launch computes."""
@@ -184,19 +193,29 @@ class Output:
             for part, before in _pieces(self.tensor.data, self.original):
                 _bits(part).copy_(_fill_bits(before) if filled else _bits(before))
 
-    def expect_present(self, was_filled: bool) -> bool:
+    def expect_present(self, was_filled: bool, *, is_updated: bool = False) -> bool:
         """Expect the present content after each launch; return whether there is memory for it.
 
         Args:
             was_filled: whether the launch found the tensor filled.
+            is_updated: whether it computed the content from what the tensor held before.
         """
+        import torch
+
         self.may_be_filled = was_filled
-        is_changed = False
+        is_changed, is_float = False, self.tensor.is_floating_point()
+        changes: list[Tensor] = []
         for part, before in _pieces(self.tensor, self.original):
             written = _bits(part) != (_fill_bits(before) if was_filled else _bits(before))
             self.is_visible = self.is_visible or bool(written.any())
             is_changed = is_changed or bool((written & (_bits(part) != _bits(before))).any())
+            if is_float and bool((written & (_bits(before) << 1 != 0)).any()):  # a zero has a sign
+                self.held_zeros = False
+            if is_float and is_updated and bool(written.any()):
+                change = (part.double() - before.double())[written]
+                changes.append(change[:: 1 + len(change) // SAMPLED_CHANGES])
         self.holds_results = self.is_visible and not is_changed
+        self._change = scale_of(torch.cat(changes)) if changes else None
         expected = copy_of(self.tensor) if self.is_visible else self.original
         if expected is None:
             return False
@@ -206,7 +225,8 @@ class Output:
     def describe_difference(self, tolerance: float | None, was_filled: bool) -> str:
         """Describe how the present content differs from the expected one; empty if they agree.
 
-        Partial sums agree if those of neighbouring blocks add up to those of larger ones.
+        Partial sums agree if those of neighbouring blocks add up to those of larger ones. What is
+        updated in place must change alike, too: a step of 1e-4 is less than any tolerance.
 
         Args:
             tolerance: the largest relative difference; None for that of the dtype.
@@ -215,9 +235,24 @@ class Output:
         if self._scale is None:
             self._scale = scale_of(self._expected)
         difference = describe_difference(self._parts(was_filled), self._scale, tolerance)
+        if not difference and self._change is not None:
+            changes = self._changes(self._scale.typical)
+            difference = describe_difference(changes, self._change, tolerance)
+            return difference and f"{difference} (of its changes)"
         if difference and was_filled and self.may_be_filled and (sums := self._sums(tolerance)):
             return describe_difference([sums], scale_of(sums[1]), tolerance)
         return difference
+
+    def _changes(self, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield by how much parts have changed, but for rounding, and by how much they should."""
+        import torch
+
+        for actual, expected, before in _pieces(self.tensor, self._expected, self.original):
+            right, change = expected.double(), expected.double() - before.double()
+            error = (actual.double() - right).nan_to_num(0.0)  # infinities agree
+            rounding = ROUNDINGS * torch.finfo(actual.dtype).eps * (right.abs() + scale)
+            error = error.sign() * (error.abs() - rounding).clamp(min=0)
+            yield (change + error).to(actual.dtype), change.to(actual.dtype)
 
     def _sums(self, tolerance: float | None) -> tuple[Tensor, Tensor] | None:
         """Add up the partial sums of smaller blocks, in the present or in the expected content.
@@ -227,17 +262,32 @@ class Output:
         leaves out results is none of them: where both write, it writes the same as the default.
         One that normalizes fewer columns may write the same total, but no sums of neighbours.
         Where all slices are alike, nothing tells these kinds apart.
+
+        Raises:
+            torch.OutOfMemoryError: memory lacks for the sums.
         """
+        import torch
+
         tensor, device = self.tensor.detach(), self.tensor.device
-        if tensor.numel() * SUMMING > free_memory(device) * MEMORY_SHARE:
-            return None
-        contents = tensor, self._expected.to(device)
-        unwritten = _fill_bits(self.original.to(device))
         for dim, size in enumerate(tensor.shape if tensor.is_floating_point() else ()):
             if tensor.numel() < LEAST_SUMS * size:
                 continue
-            counts = [_written_slices(_bits(content) != unwritten, dim) for content in contents]
-            if 0 in counts or counts[0] == counts[1]:
+            line = tuple(slice(None) if at == dim else 0 for at in range(tensor.dim()))
+            unwritten = _fill_bits(self.original[line].to(device))
+            counts = [
+                int((_bits(content[line].to(device)) != unwritten).sum())
+                for content in (tensor, self._expected)
+            ]
+            if 0 in counts or counts[0] == counts[1]:  # as by most wrong configs
+                continue
+            if tensor.numel() * SUMMING > free_memory(device) * MEMORY_SHARE:
+                raise torch.OutOfMemoryError(LACKS_MEMORY)
+            contents = tensor, self._expected.to(device)
+            unwritten = _fill_bits(self.original.to(device))
+            if any(
+                bool((_bits(content) != unwritten).narrow(dim, count, size - count).any())
+                for content, count in zip(contents, counts, strict=True)
+            ):
                 continue
             least, most = sorted(counts)
             longer = contents[counts.index(most)]
@@ -267,19 +317,13 @@ class Output:
                 yield actual, expected
                 continue
             held, filled = _bits(before), _fill_bits(before)
-            unwritten = _bits(expected) == filled
-            left = unwritten & (_bits(actual) == filled) & was_filled
-            yield (
-                torch.where(left, held, _bits(actual)).view(actual.dtype),
-                torch.where(unwritten, held, _bits(expected)).view(expected.dtype),
-            )
-
-
-def _written_slices(written: Tensor, dim: int) -> int:
-    """Return how many slices are written, if they are whole and the first ones, and else 0."""
-    slices = written.movedim(dim, 0).flatten(1)
-    count = int(slices.any(1).sum())
-    return count if bool(slices[:count].all()) else 0
+            unwritten, left = _bits(expected) == filled, (_bits(actual) == filled) & was_filled
+            seen = torch.where(left & unwritten, held, _bits(actual))
+            if expected.is_floating_point():  # where a NaN is expected, the filling's is no result
+                missing = left & ~unwritten & expected.to(torch.float32).isnan()
+                seen = torch.where(missing, 0, seen)
+            wanted = torch.where(unwritten, held, _bits(expected))
+            yield seen.view(actual.dtype), wanted.view(expected.dtype)
 
 
 def _add_neighbours(slices: Tensor, dim: int, count: int) -> Tensor:

@@ -7,6 +7,8 @@ default's on the launch that is tuned.
 *Which arguments may be outputs?* Those that the author declared, or else those that the default's
 code writes, or all where the code does not tell.
 
+*What may a config write beside them?* Scratch memory, which is restored; no input of the default.
+
 *Which of them are filled before a launch, with what no launch computes?* Those that the code writes
 and never reads; where it does not tell, those that the author declared. An integer that is read may
 be an index, an address, or a lock for which a kernel waits.
@@ -15,7 +17,7 @@ be an index, an address, or a lock for which a kernel waits.
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +28,7 @@ from ..model.record import (
     HELD_BEFORE,
     NO_DEFAULT,
     NO_WORK,
+    NOT_COPYABLE,
     NOT_REPEATABLE,
     SWITCHED_OFF,
     Failure,
@@ -53,7 +56,7 @@ _HELD_BEFORE = f"{HELD_BEFORE}: nothing shows whether the launch writes the resu
 
 _NO_WORK = f"{NO_WORK}: the default config changes no argument"
 
-_BEHIND_POINTERS = f"{BEHIND_POINTERS}: the default config writes to no argument"
+_BEHIND_POINTERS = f"{BEHIND_POINTERS}: the default config may write memory that is no argument"
 
 _DEFAULT_FAILS = f"{NO_DEFAULT}: the default config cannot run on this device"
 
@@ -124,6 +127,10 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
+_compared: set[Any] = set()
+"""Dtypes of which this process has compared outputs on a device."""
+
+
 @dataclass(eq=False)
 class ResultCheck:
     """Compares the results of a launch's configs with the default's, as a kernel's options say.
@@ -154,11 +161,12 @@ class ResultCheck:
         """Launch nothing yet."""
         self.known = _NO_STANDARD if self.is_wanted else SWITCHED_OFF_BY_AUTHOR
         self._options, self._compares = self.options or CheckOptions(), self.options is not None
-        self._is_prepared = self._reference_failed = False
+        self._is_prepared = self._runs_reference = False
         self._arguments = {**self.launch.autotuner.nargs, **self.launch.kwargs}
         self._spans: Mapping[str, tuple[int, int]] = {}
         self._seen: dict[int, Accesses | None] = {}
         """What configs' code does, by the config's id."""
+        self._tensors: Mapping[str, Any] = {}
         self._outputs: dict[str, Output] = {}
         """The tensors that have a copy; those that are visible are compared."""
         self._uncompared: dict[str, str] = {}
@@ -187,7 +195,7 @@ class ResultCheck:
             self._find_outputs()
         except Exception as error:
             failure = compile_failure_of(error)
-            if failure is None or self._reference_failed:
+            if failure is None or self._runs_reference:
                 raise
             if failure.kind == "skipped":
                 raise UncomparedResultsError(
@@ -197,6 +205,21 @@ class ResultCheck:
             self.close()
             self.known = _not_compared(f"{_DEFAULT_FAILS}: {failure.reason}")
         self._is_prepared = True
+
+    def keep(self, config: Any) -> None:
+        """Copy what the default does not write, before a config that does is launched.
+
+        What the default reads is an input, which must not change.
+        """
+        accesses, standard = self.accesses(config), self.accesses(self.default)
+        if not self._compares or accesses is None or standard is None:
+            return
+        mine = accesses.written - standard.written - self._outputs.keys()
+        for name in mine & self._tensors.keys():
+            if (original := copy_of(self._tensors[name])) is not None:
+                self._outputs[name] = output = Output(self._tensors[name], original)
+                output.expect_present(was_filled=False)
+                output.is_visible = name in standard.read
 
     def compare(self, config: Any) -> tuple[Results, Measurement | None]:
         """Compare the results of a `triton.Config` with the default's, output by output.
@@ -230,6 +253,7 @@ class ResultCheck:
 
     def verdicts(self, config: Any) -> dict[str, OutputVerdict]:
         """Launch a config and judge each output; twice, since a race need not show at first."""
+        self.keep(config)  # It may be another process's winner, which nothing has launched here.
         verdicts = dict(self.known)
         evidence: dict[str, str] = {}
         try:
@@ -328,28 +352,17 @@ class ResultCheck:
                 if restores:
                     launch.end()
 
-    @contextmanager
-    def _run_expected(self) -> Iterator[None]:
-        """Compute what counts as right from what the arguments hold."""
-        if self._options.reference is None:
-            with self.launched(self.default):
-                yield
-            return
-        try:
-            self._options.reference(self._arguments)
-        except Exception:
-            self._reference_failed = True
-            raise
-        yield
-
     def _find_outputs(self) -> None:
         """Launch the default config, keep what it writes, and say of what else nothing is known."""
         tensors, self._uncompared = copyable_tensors(self._arguments, self._options.ignore)
-        self._spans = spans_of_arguments(self._arguments)
-        is_told = self._options.outputs is not None or self.accesses(self.default) is not None
+        self._tensors, self._spans = tensors, spans_of_arguments(self._arguments)
+        accesses, declared = self.accesses(self.default), self._options.outputs
+        is_told = declared is not None or accesses is not None
         try:
             for name in sorted(tensors, key=lambda name: tensors[name].numel()):
-                if not self._may_be_output(name):
+                if (accesses is not None and name not in accesses.written) or (
+                    declared is not None and _argument(name) not in declared
+                ):
                     continue
                 # Where neither code nor author tells, most of these are inputs, and may be large.
                 original = copy_of(tensors[name], may_use_host=is_told)
@@ -375,30 +388,35 @@ class ResultCheck:
         self._explain()
 
     def _expect_results(self) -> None:
-        """Expect what a launch of the default leaves in the outputs.
+        """Expect what a launch of the default, or the author's reference, leaves in the outputs.
 
         By the interpreter, a first launch shows what the code does, and a second one is expected.
         """
-        is_known = False
+        import torch
+
+        autotuner, reference, is_known = self.launch.autotuner, self._options.reference, False
+        hook = autotuner.user_defined_pre_hook or getattr(self.default, "pre_hook", None)
         while not is_known:
             accesses = self.accesses(self.default)
             filled = self._fillable(accesses)
             self._restore(filled)
-            with self._run_expected():
+            with nullcontext() if reference else self.launched(self.default):
+                if reference is not None:
+                    self._runs_reference = True
+                    reference(self._arguments)
+                    self._runs_reference = False
                 is_known = self.accesses(self.default) == accesses
                 for name, output in list(self._outputs.items()) if is_known else ():
-                    if not output.expect_present(name in filled):
+                    is_read = accesses is not None and name in accesses.read
+                    is_updated = is_read and not (hook or autotuner.reset_to_zero)
+                    if not output.expect_present(name in filled, is_updated=is_updated):
                         self._uncompared[name] = LACKS_MEMORY
                         self._outputs.pop(name).restore()
-            for name in list(self._outputs):
-                if not self._may_be_output(name):
-                    del self._outputs[name]
-
-    def _may_be_output(self, name: str) -> bool:
-        """Return whether a tensor may be an output."""
-        accesses, declared = self.accesses(self.default), self._options.outputs
-        is_written = accesses is None or name in accesses.written
-        return is_written and (declared is None or _argument(name) in declared)
+                    elif output.tensor.is_cuda and output.tensor.dtype not in _compared:
+                        # PyTorch loads each kernel at its first launch: here, others compile.
+                        _compared.add(output.tensor.dtype)
+                        with suppress(torch.cuda.OutOfMemoryError):
+                            output.describe_difference(None, name in filled)
 
     def _fillable(self, accesses: Accesses | None) -> list[str]:
         """Return the outputs that may hold anything before a launch of code with these accesses.
@@ -409,7 +427,7 @@ class ResultCheck:
         fillable = []
         for name, output in self._outputs.items():
             is_read = self._options.outputs is None if accesses is None else name in accesses.read
-            if output.may_be_filled and not is_read:
+            if output.may_be_filled and not (is_read and output.held_zeros):
                 fillable.append(name)
         return fillable
 
@@ -419,15 +437,23 @@ class ResultCheck:
         if accesses is not None:
             for name in reasons.keys() - accesses.written:
                 del reasons[name]
+            for name in accesses.written - self._spans.keys():
+                if _argument(name) not in self._options.ignore:
+                    reasons.setdefault(name, f"{NOT_COPYABLE}: it is no tensor")
         visible = {name: output for name, output in self._outputs.items() if output.is_visible}
         lacks_memory = LACKS_MEMORY in reasons.values()
+        is_elsewhere = accesses is not None and accesses.elsewhere
         if not (visible or lacks_memory or (accesses is not None and reasons)):
-            is_elsewhere = accesses is not None and accesses.elsewhere
             reasons[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
-        if accesses is not None or self._options.outputs is not None:
-            reasons |= dict.fromkeys(self._outputs.keys() - visible.keys(), _HELD_BEFORE)
-        else:  # what no launch shows to be an output may be an input, and needs no copy
-            self._outputs = visible
+        elif is_elsewhere:
+            reasons["other memory"] = _BEHIND_POINTERS
+        if accesses is None and self._options.outputs is None:
+            self._outputs = visible  # what no launch shows to be an output may be an input
+        for name in self._outputs.keys() - visible.keys():
+            if accesses is None or name in accesses.written:
+                reasons[name] = _HELD_BEFORE
+            else:  # an input, which must not change
+                self._outputs[name].is_visible = name in accesses.read
         self.known = dict.fromkeys(visible, EQUAL)
         for name, reason in reasons.items():
             self.known[name] = _verdict("not_compared", reason)

@@ -80,7 +80,7 @@ class ConfigLaunch(TimedLaunch):
 
     def __init__(self, launch: CandidateLaunch, config: Any) -> None:
         """Launch nothing yet."""
-        self._autotuner, self._config, self._args = launch.autotuner, config, launch.args
+        self._autotuner, self.config, self._args = launch.autotuner, config, launch.args
         self._current = {**launch.kwargs, **config.all_kwargs()}
         self._named = {**launch.autotuner.nargs, **self._current}
         self._kernel: Any = None
@@ -91,8 +91,8 @@ class ConfigLaunch(TimedLaunch):
 
     def run(self) -> None:
         """Launch as a program does."""
-        if self._config.pre_hook is not None:
-            self._config.pre_hook(self._named)
+        if self.config.pre_hook is not None:
+            self.config.pre_hook(self._named)
         self._launch()
 
     def end(self, error: Exception | None = None) -> None:
@@ -123,8 +123,8 @@ class ConfigLaunch(TimedLaunch):
 
     def __call__(self) -> None:
         """Launch as Triton does at a benchmark: the config's hook comes before the autotuner's."""
-        if self._config.pre_hook is not None:
-            self._config.pre_hook(self._named)
+        if self.config.pre_hook is not None:
+            self.config.pre_hook(self._named)
         self.begin()
         self._launch()
         self.end()
@@ -188,13 +188,6 @@ class Tuner:
                 screened[measurement.config] = measurement
                 self._best = min(self._best, measurement.median or math.inf)
         try:
-            if self._timer is not None:
-                try:
-                    self._timer.warm_up()
-                except Exception as error:
-                    # Without memory every config fails likewise and is recorded as skipped.
-                    if not is_out_of_memory(error):
-                        raise
             begun = 0
             while batch := search.ask() if search else configs[begun : begun + TOGETHER]:
                 begun += len(batch)
@@ -233,6 +226,13 @@ class Tuner:
             if self.check is not None:
                 # What is expected of the others is computed while they compile.
                 self.check.compare(self.check.default)
+            if self._timer is not None and not self._measured:
+                try:
+                    self._timer.warm_up()
+                except Exception as error:
+                    # Without memory every config fails likewise and is recorded as skipped.
+                    if not is_out_of_memory(error):
+                        raise
             while waiting and not self._must_stop:
                 # Measure the first one that is compiled, once few compilers may disturb that.
                 config, compiling = self._next_compiled(waiting, most)
@@ -326,6 +326,8 @@ class Tuner:
         try:
             if candidate is not None and (failure := self._load(candidate, launch)) is not None:
                 return failure
+            if self.check is not None:
+                self.check.keep(launch.config)
             if self._timer is None:
                 return quantiles_of(
                     self.launch.autotuner.do_bench(launch, quantiles=(0.5, 0.2, 0.8))

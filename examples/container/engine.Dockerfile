@@ -3,7 +3,7 @@
 #   docker build --file examples/container/engine.Dockerfile --tag registry.example.com/tuned:1 \
 #     --build-context model=/path/of/config.json's/folder --build-context start=/path/of/a/start .
 #
-# `start` has what one start of the model wrote on a GPU of the architecture: `records`, the store of its
+# `start` has what one start and some requests wrote on a GPU of the architecture: `records`, the store of its
 # DEJAVU_CACHE_URL, says what vLLM compiles of its own, and `vllm` is its VLLM_CACHE_ROOT. Both may be empty folders;
 # attention follows from the model's config.json.
 ARG BASE=vllm/vllm-openai:v0.26.0
@@ -29,7 +29,8 @@ RUN dejavu-cache prewarm --engine vllm --option model=/model ${OPTIONS} --store 
     && dejavu-cache doctor --store prewarmed:///io.vllm.cache/tuned \
     && mkdir -p /io.vllm.cache/torch_compile_cache && chmod -R go-w /io.vllm.cache
 
-# The folder and the labels are those of Model Cache Vault, by which KServe mounts caches; other pods mount the image with
+# The folder and the labels are those of Model Cache Vault, by which KServe plans mounts (`mcv --extract` also asks for a
+# manifest and a summary, which only `mcv --create` writes); other pods mount the image with
 # `subPath: io.vllm.cache/tuned`. DEJAVU_CACHE_URL=prewarmed:///tuned in both.
 FROM scratch
 LABEL org.opencontainers.image.title="prewarmed Triton kernels" \

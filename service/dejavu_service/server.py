@@ -24,13 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import (
-    AccessDeniedError,
-    BadMediaError,
-    TooManyError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from . import errors
 from .identities import IdentityExchange
 from .monitoring import Metrics
 from .problems import ANSWERED_ERRORS, problem, respond_to
@@ -156,7 +150,7 @@ class Gate:
     async def _admit(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
         """Pass a request on if there is room for it, for as long as it may take."""
         if self._in_progress >= self._server.settings.max_concurrent_requests:
-            raise UnavailableError("the server has too many requests now: try again")
+            raise errors.UnavailableError("the server has too many requests now: try again")
         self._in_progress += 1
         loop = asyncio.get_running_loop()
         passage.timer = loop.call_later(passage.seconds, passage.end)
@@ -169,7 +163,7 @@ class Gate:
             # An answer that has begun is cut off by returning: the server closes its connection.
             if not passage.status:
                 said = f"the request took over {passage.seconds:g} s: try again"
-                raise UnavailableError(said) from None
+                raise errors.UnavailableError(said) from None
         finally:
             passage.timer.cancel()
             self._in_progress -= 1
@@ -191,7 +185,7 @@ class Gate:
         self._held[caller] += 1
         if self._held[caller] > self._most_of_each:
             said = f"over {self._most_of_each} of your requests are in progress: wait for them"
-            raise TooManyError(said)
+            raise errors.TooManyError(said)
 
     async def _authenticate(self, scope: Scope, passage: _Passage) -> Principal:
         """Return who sends a request, for whom it is counted.
@@ -202,7 +196,9 @@ class Gate:
         sent: dict[bytes, bytes] = dict(scope["headers"])
         _refuse_foreign_page(scope, sent)
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise BadMediaError("compressed bodies are not accepted: leave out Content-Encoding")
+            raise errors.BadMediaError(
+                "compressed bodies are not accepted: leave out Content-Encoding"
+            )
         if scope["path"] in _WITHOUT_TOKEN or scope["path"].startswith(f"{SETS}/"):
             self._hold(passage, passage.address)
             return NOBODY
@@ -216,7 +212,7 @@ class Gate:
         if token is None:
             return self._without_token(principal, sent)
         if principal is None:
-            raise UnauthenticatedError(
+            raise errors.UnauthenticatedError(
                 "the token is wrong, expired or revoked: ask an admin for a new one"
             )
         self._hold(passage, principal.name)
@@ -226,18 +222,18 @@ class Gate:
         if principal is None:
             if self._server.settings.open_read:
                 return READER
-            raise UnauthenticatedError(
+            raise errors.UnauthenticatedError(
                 "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
                 " (as a header: Authorization: Bearer TOKEN)"
             )
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
         if not is_loopback(_without_port(sent.get(b"host", b"").decode("latin-1"))):
-            raise AccessDeniedError(
+            raise errors.AccessDeniedError(
                 "without tokens, only requests to localhost are answered: create a token"
             )
         if not _PROXY_HEADERS.isdisjoint(sent):
-            raise AccessDeniedError(
+            raise errors.AccessDeniedError(
                 "without tokens, no request that came through a proxy is answered: create a token"
             )
         return principal
@@ -396,7 +392,7 @@ class Turns:
                         await semaphore.acquire()
                         taken.append(semaphore)
             if len(taken) < 2:
-                raise UnavailableError("other requests of this kind take long: try again")
+                raise errors.UnavailableError("other requests of this kind take long: try again")
             yield
         finally:
             for semaphore in taken:
@@ -436,7 +432,7 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
     origin, own = sent.get(b"origin"), sent.get(b"host", b"(none)").lower()
     is_foreign = origin is not None and origin.lower().partition(b"://")[2] != own
     if is_foreign or sent.get(b"sec-fetch-site", b"").lower() in (b"cross-site", b"same-site"):
-        raise AccessDeniedError("a page of another site may not send this request")
+        raise errors.AccessDeniedError("a page of another site may not send this request")
 
 
 def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
@@ -454,5 +450,5 @@ def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
         return found.group(1) if found else None
     scheme, _, value = sent[b"authorization"].decode("latin-1").partition(" ")
     if scheme.lower() != "bearer":
-        raise UnauthenticatedError("the token goes into  Authorization: Bearer TOKEN")
+        raise errors.UnauthenticatedError("the token goes into  Authorization: Bearer TOKEN")
     return value.strip()

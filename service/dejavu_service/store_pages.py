@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 import typer
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import Store, TieredStore, open_store, tiers_of, wait_longer
-from dejavu_cache.system.safe_files import replace_file
+from dejavu_cache.stores import Store, TieredStore, open_patiently, tiers_of
+from dejavu_cache.system.safe_files import open_named_file
 
 from .app import make_server
 from .pages import rendering
@@ -28,8 +27,6 @@ from .storage import contexts, schema
 from .storage.database import Database
 
 _NAMESPACE = "main"
-_PATIENCE = 30.0
-"""Seconds to wait for the answer of a store that is a server."""
 _DEAD_LINK = re.compile(r' href="[/?][^"]*"')
 
 
@@ -65,19 +62,18 @@ def write_overview(url: str, output: Path) -> None:
     named = url or "the user's own store"
     style = (rendering.FOLDER / "style.css").read_text()
     page = rendering.render("overview.html", namespace=named, style=style, wanted=wanted, **seen)
-    replace_file(output, _DEAD_LINK.sub("", page).encode())
+    with open_named_file(output) as file:
+        file.write(_DEAD_LINK.sub("", page).encode())
 
 
 @contextmanager
 def _open_copy(url: str) -> Iterator[Database]:
     """Copy a store's records into the database of a temporary folder."""
-    settings = current_settings()
-    store = wait_longer(open_store(url or settings.url or settings.default_url), _PATIENCE)
     with TemporaryDirectory(prefix="dejavu-pages-") as folder:
         database = Database(f"sqlite:///{folder}/records.sqlite3")
         try:
             schema.upgrade(database)
-            with TieredStore(tiers_of(store), strict=True) as source:
+            with TieredStore(tiers_of(open_patiently(url)), strict=True) as source:
                 _copy(source, database)
             yield database
         finally:

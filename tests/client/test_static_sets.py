@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dejavu_client.cli.main import run_command
@@ -73,6 +74,23 @@ def test_an_earlier_index_is_refused_and_the_later_one_serves(publisher: Publish
     assert not read_all(publisher.open())
     with pytest.raises(StoreError, match="is not after"):
         publisher.open().entries(fresh=True)
+
+
+def test_whom_another_process_overtakes_takes_the_later_index(publisher: Publisher) -> None:
+    """Also where files are links, as in what Kubernetes mounts."""
+
+    class Overtaken(Files):
+        def read(self, *file: Any) -> tuple[bytes, str] | None:
+            answer = super().read(*file)
+            publisher.publish(SETS[:1])
+            read_all(publisher.open())
+            return answer
+
+    publisher.index.rename(publisher.root / "data")
+    publisher.index.symlink_to(publisher.root / "data")
+    source = Overtaken(publisher.folder.as_uri(), 2)
+    store = StaticStore(source, publisher.key, folder=publisher.copies)
+    assert [entry.context for entry in store.entries(fresh=True)] == [SETS[0].context]
 
 
 def test_a_new_key_takes_the_place_of_an_old_one(publisher: Publisher) -> None:

@@ -14,15 +14,8 @@ import pytest
 import torch
 from support.addition import CONFIGS, add_one
 
+from dejavu_cache.engines.vllm import fused_moe_suite
 from dejavu_cache.engines.vllm import fused_moe_suite as fused_moe
-from dejavu_cache.engines.vllm.fused_moe_suite import (
-    BATCHES,
-    CompiledLaunches,
-    ExpertLayer,
-    ExpertsOperation,
-    experts_kernel,
-    make_arguments,
-)
 from dejavu_cache.model.record import Record
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
@@ -31,7 +24,7 @@ from dejavu_cache.stores import FileStore, TieredStore
 from dejavu_cache.sweep.case_group import make_request
 from dejavu_cache.sweep.suite import Case
 
-LAYER = ExpertLayer(experts=16, intermediate=32, hidden=8, top_k=2)
+LAYER = fused_moe_suite.ExpertLayer(experts=16, intermediate=32, hidden=8, top_k=2)
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +41,17 @@ def chosen_experts(arguments: dict[str, Any]) -> list[set[int]]:
 
 @pytest.mark.parametrize("tokens", [1, 3, 16])
 def test_small_batches_choose_other_experts_each_time(tokens: int) -> None:
-    arguments = make_arguments(LAYER, tokens)
-    assert arguments["out"].shape == (BATCHES, tokens, 8)
+    arguments = fused_moe_suite.make_arguments(LAYER, tokens)
+    assert arguments["out"].shape == (fused_moe_suite.BATCHES, tokens, 8)
     chosen = chosen_experts(arguments)
-    assert len(chosen) == BATCHES
+    assert len(chosen) == fused_moe_suite.BATCHES
     assert len(set(map(frozenset, chosen))) > 1
-    assert chosen_experts(make_arguments(LAYER, tokens)) == chosen
-    assert chosen_experts(make_arguments(LAYER, tokens, seed=2)) != chosen
+    assert chosen_experts(fused_moe_suite.make_arguments(LAYER, tokens)) == chosen
+    assert chosen_experts(fused_moe_suite.make_arguments(LAYER, tokens, seed=2)) != chosen
 
 
 def test_a_large_batch_chooses_all_experts_and_is_measured_once() -> None:
-    arguments = make_arguments(LAYER, 64)
+    arguments = fused_moe_suite.make_arguments(LAYER, 64)
     assert arguments["out"].shape == (1, 64, 8)
     assert chosen_experts(arguments) == [set(range(16))]
 
@@ -88,10 +81,10 @@ def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bo
     monkeypatch.setattr(fused_moe, "run_experts", add_two)
 
     def tune(is_float8: bool, tokens: int) -> int:
-        layer = ExpertLayer(16, 32, 8, 2, is_float8)
+        layer = fused_moe_suite.ExpertLayer(16, 32, 8, 2, is_float8)
         tensors = {"hidden_states": torch.arange(40.0), "out": torch.zeros(40)}
         arguments = {**dict.fromkeys(("w1", "w2", "routing")), **tensors, **layer.key(tokens)}
-        kernel = experts_kernel(layer, tokens)
+        kernel = fused_moe_suite.experts_kernel(layer, tokens)
         request = make_request(Case("a batch", kernel, (1,), partial(dict, arguments)))
         store = TieredStore([FileStore(tmp_path)])
         resolver = Resolver(store, Mode.TUNE)
@@ -121,7 +114,7 @@ def engine() -> ModuleType:
     return module
 
 
-class TwoAdditions(ExpertsOperation):
+class TwoAdditions(fused_moe_suite.ExpertsOperation):
     """Adds two in two launches, and refuses blocks of 32."""
 
     def __init__(self, engine: ModuleType, launches: list[Mapping[str, Any]]) -> None:
@@ -194,7 +187,7 @@ def test_a_config_is_compiled_for_every_launch_and_nothing_runs(engine: ModuleTy
     engine.add_one = Kernel()  # type: ignore[attr-defined]
     whole = TwoAdditions(engine, [])
     compiled = whole.run(torch.ones(40), torch.zeros(40), 40, grid=(1,), warmup=True, BLOCK=64)
-    assert isinstance(compiled, CompiledLaunches)
+    assert isinstance(compiled, fused_moe_suite.CompiledLaunches)
     assert engine.add_one is whole.fn
     assert compiled.future.done()
     compiled.result()._init_handles()

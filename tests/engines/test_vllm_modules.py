@@ -27,8 +27,6 @@ HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
 """Whether vLLM chooses how a cache lies in memory, as from 0.29 on."""
 
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
-
-
 SHORT = replace(CASE, padding=0, window=-1)
 
 
@@ -57,15 +55,19 @@ def choose_layout(cache_config: Any) -> tuple[int, ...]:
 def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_sizes(
     backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warmed: list[Any] = []
-    waiting: list[Any] = []
-    monkeypatch.setattr(
-        "dejavu_cache.engines.vllm.backend.warm_up_attention", lambda *layer: warmed.append(layer)
-    )
+    begun, warmed, waiting = (list[Any]() for _ in range(3))
+
+    def begin(*layer: Any) -> Any:
+        begun.append(layer)
+        return SimpleNamespace(finish=lambda: warmed.append(layer))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("dejavu_cache.engines.vllm.backend.begin_warm_up", begin)
     monkeypatch.setattr("dejavu_cache.engines.vllm.backend.warm_up_when_loaded", waiting.append)
     settings = config()
     settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
     layer = make(settings, kv_cache_dtype="fp8")
+    assert (len(begun), begun[0][0].page) == (1, 16), "while weights are loaded"
     layer.process_weights_after_loading(torch.bfloat16)
     settings.cache_config.block_size = 528  # as vLLM chooses it for models with Mamba layers
     order = choose_layout(settings.cache_config)

@@ -23,22 +23,10 @@ from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
+from support import service
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
 from support.remote_stores import through
-from support.service import (
-    RECORDS,
-    Running,
-    body,
-    client_of,
-    config,
-    context,
-    measurement,
-    post,
-    record,
-    running_server,
-    scenario,
-)
 from support.signed_sets import serve_folder
 from support.sweeping import wait_until
 
@@ -86,7 +74,7 @@ class Machine:
         with self.program(3, **env) as program:
             return program.next()
 
-    def tune_once(self, server: Running) -> dict[str, Any]:
+    def tune_once(self, server: service.Running) -> dict[str, Any]:
         """Launch until a server has what was tuned."""
         with self.program(1000) as program:
             line = program.next()
@@ -115,28 +103,30 @@ class Program:
         return line
 
 
-def read_set(server: Running) -> RecordSet:
+def read_set(server: service.Running) -> RecordSet:
     """Return the only record set of a server."""
     return RecordSet.model_validate_json(httpx.get(f"{server.base}/v1/main/export").content)
 
 
-def has_winner(server: Running) -> bool:
+def has_winner(server: service.Running) -> bool:
     export = httpx.get(f"{server.base}/v1/main/export", timeout=240)
     return b'"winner"' in export.content
 
 
-def pin_other(server: Running) -> int:
+def pin_other(server: service.Running) -> int:
     """Pin a config that does not win, and return its block."""
     record_set = read_set(server)
     (only,) = record_set.records
     assert only.winner
     other = next(each for each in only.by_config if each != only.winner.config)
     path = f"/v1/main/contexts/{record_set.context.digest}/pins/{only.scenario.digest}"
-    assert httpx.put(server.base + path, json={"config": body(other)}).is_success
+    assert httpx.put(server.base + path, json={"config": service.body(other)}).is_success
     return int(str(other.params["BLOCK"]))
 
 
-def test_pins_and_deletions_reach_machines_with_a_copy(server: Running, tmp_path: Path) -> None:
+def test_pins_and_deletions_reach_machines_with_a_copy(
+    server: service.Running, tmp_path: Path
+) -> None:
     tuner, other = (Machine(tmp_path / name, server.base) for name in ("tuner", "other"))
     assert tuner.tune_once(server)["benchmarked"] == 3
     assert other.launch_once()["benchmarked"] == 0
@@ -154,19 +144,19 @@ def test_pins_and_deletions_reach_machines_with_a_copy(server: Running, tmp_path
 
 
 def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
-    server: Running, tmp_path: Path
+    server: service.Running, tmp_path: Path
 ) -> None:
     """And a stranger's signed set, which it reads, does not come to the server."""
     machine = Machine(tmp_path / "machine", server.base)
     machine.tune_once(server)
     record_set = read_set(server)
     httpx.delete(f"{server.base}/v1/main/contexts/{record_set.context.digest}/records")
-    own = measurement(config(512), 0.4)
+    own = service.measurement(service.config(512), 0.4)
     machine.store.put(
         record_set.context, [Record(scenario=record_set.records[0].scenario, measurements=(own,))]
     )
     make_key(key := tmp_path / "key.pem")
-    strangers = RecordSet(context=context("stranger.kernel"), records=(record(),))
+    strangers = RecordSet(context=service.context("stranger.kernel"), records=(service.record(),))
     public = publish([strangers], tmp_path / "set", key)
     machine.url += f",static+{(tmp_path / 'set').as_uri()}?key={public}"
     synced = dejavu("sync", **machine.environment())
@@ -177,7 +167,7 @@ def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
 
 
 def test_a_serving_process_without_a_folder_sees_what_others_tune_and_pin(
-    server: Running, tmp_path: Path
+    server: service.Running, tmp_path: Path
 ) -> None:
     serving = Machine(tmp_path / "serving", server.base, has_folder=False)
     tuner = Machine(tmp_path / "tuner", server.base, has_folder=False)
@@ -221,36 +211,36 @@ def test_a_server_is_published_from_and_is_a_mirror(sqlite_url: str, tmp_path: P
     """Who reads the set needs no token, and is told where nothing has changed."""
     with closing(Database(sqlite_url)) as database:
         token = tokens.issue(database, ANYBODY, "ci", {"*": "write"}).token
-    pushed = RecordSet(context=context(), records=(record(),))
+    pushed = RecordSet(context=service.context(), records=(service.record(),))
     (folder := tmp_path / "sets").mkdir()
     settings = {"DEJAVU_SERVER_SETS": str(folder)}
-    with running_server(sqlite_url, tmp_path / "server.log", settings) as server:
+    with service.running_server(sqlite_url, tmp_path / "server.log", settings) as server:
         headers = {"Authorization": f"Bearer {token}"}
-        httpx.post(f"{server.base}/v1/main/records", json=body(pushed), headers=headers)
+        httpx.post(f"{server.base}/v1/main/records", json=service.body(pushed), headers=headers)
         words = ["--sign", str(folder / "key.pem"), "--new-key", "--store", server.base]
         exported = dejavu("export", str(folder / "ours"), *words, DEJAVU_CACHE_TOKEN=token)
         source = Files(f"{server.base}/sets/ours", 5)
         store = StaticStore(source, exported.stdout.split()[-1], folder=tmp_path / "copies")
-        (mirrored,) = store.records(context())
+        (mirrored,) = store.records(service.context())
         _, etag = source.read(INDEX, 2**20) or (b"", "")
         paths = ("/sets/key.pem", "/sets/ours/none", "/sets/", "/v1/main/contexts")
         codes = [httpx.get(f"{server.base}{path}").status_code for path in paths]
         assert (source.read(INDEX, 2**20, etag), codes) == (None, [404, 404, 404, 401])
-    assert mirrored.winner == record().winner
+    assert mirrored.winner == service.record().winner
 
 
 def test_recalls_are_repeated_for_some_time(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    with client_of(app) as client:
+    with service.client_of(app) as client:
         check = CopyCheck()
         server = ProtocolClient("http://localhost", transport=through(client))
 
         def is_recalled() -> bool:
-            changes = check.changes(server, {context(): [scenario(1)]})
-            return context() in changes and bool(changes[context()].recalls)
+            changes = check.changes(server, {service.context(): [service.scenario(1)]})
+            return service.context() in changes and bool(changes[service.context()].recalls)
 
-        post(client, record(1))
+        service.post(client, service.record(1))
         assert not is_recalled()
-        client.delete(RECORDS)
+        client.delete(service.RECORDS)
         assert is_recalled()
         assert is_recalled()
         monkeypatch.setattr(remote_store, "REPEATED_SECONDS", -1.0)
@@ -258,13 +248,13 @@ def test_recalls_are_repeated_for_some_time(app: FastAPI, monkeypatch: pytest.Mo
 
 
 def test_a_server_cannot_fill_the_memory_with_recalls_that_nobody_asked_for() -> None:
-    asked, others = scenario(1).digest, [f"{number:024x}" for number in range(100)]
+    asked, others = service.scenario(1).digest, [f"{number:024x}" for number in range(100)]
 
     def answer(request: httpx.Request) -> httpx.Response:
         recalls = {digest: ["0" * 64] for digest in [asked, *others]}
         change = {"revision": "1", "records": [], "gone": [asked, *others], "recalls": recalls}
-        return httpx.Response(200, json={"contexts": {context().digest: change}})
+        return httpx.Response(200, json={"contexts": {service.context().digest: change}})
 
     lying = ProtocolClient("http://x", transport=Transport(httpx.MockTransport(answer)))
-    (changes,) = CopyCheck().changes(lying, {context(): [scenario(1)]}).values()
+    (changes,) = CopyCheck().changes(lying, {service.context(): [service.scenario(1)]}).values()
     assert set(changes.recalls) == {asked}

@@ -14,16 +14,7 @@ import httpx
 import pytest
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
-from support.service import (
-    Running,
-    begin_post,
-    body,
-    make_token,
-    miss,
-    record,
-    record_set,
-    running_server,
-)
+from support import service
 from support.sweeping import wait_until
 
 MakeToken = Callable[..., dict[str, str]]
@@ -47,23 +38,23 @@ def bearer(flooded_url: str) -> MakeToken:
 @pytest.fixture(scope="module")
 def server(
     flooded_url: str, bearer: MakeToken, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+) -> Iterator[service.Running]:
     bearer("admin")
     log = tmp_path_factory.mktemp("floods") / "log"
-    with running_server(flooded_url, log, {"DEJAVU_SERVER_OPEN_READ": "true"}) as started:
+    with service.running_server(flooded_url, log, {"DEJAVU_SERVER_OPEN_READ": "true"}) as started:
         yield started
 
 
 def _headers_of(url: str, role: str, *namespaces: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {make_token(url, role, *namespaces)}"}
+    return {"Authorization": f"Bearer {service.make_token(url, role, *namespaces)}"}
 
 
-def _peak_mib(server: Running) -> float:
+def _peak_mib(server: service.Running) -> float:
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def _while_alive(server: Running, attack: Callable[[], _Result]) -> _Result:
+def _while_alive(server: service.Running, attack: Callable[[], _Result]) -> _Result:
     """Run an attack in a thread and ask for `/livez` until it ends."""
     with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.base, timeout=240) as client:
         attacking = pool.submit(attack)
@@ -73,7 +64,7 @@ def _while_alive(server: Running, attack: Callable[[], _Result]) -> _Result:
     return attacking.result()
 
 
-def _count_lines(server: Running) -> int:
+def _count_lines(server: service.Running) -> int:
     """Count the log's lines once those of all earlier requests are written."""
     mark = f"/v1/mark-{next(_numbers)}/"
     httpx.get(f"{server.base}{mark}")
@@ -81,7 +72,7 @@ def _count_lines(server: Running) -> int:
     return len(server.log.read_text().splitlines())
 
 
-def _next_lines(server: Running, before: int, count: int) -> list[str]:
+def _next_lines(server: service.Running, before: int, count: int) -> list[str]:
     """Wait for lines of the log."""
     wait_until(lambda: len(server.log.read_text().splitlines()) >= before + count)
     return server.log.read_text().splitlines()[before:]
@@ -105,7 +96,9 @@ FLOODS: dict[str, tuple[bytes, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_read_token_cannot_fill_the_memory(server: Running, bearer: MakeToken, name: str) -> None:
+def test_a_read_token_cannot_fill_the_memory(
+    server: service.Running, bearer: MakeToken, name: str
+) -> None:
     sent, statuses = FLOODS[name]
     headers = {**bearer("read", "pr-1"), **JSON}
 
@@ -121,9 +114,9 @@ def test_a_read_token_cannot_fill_the_memory(server: Running, bearer: MakeToken,
 
 
 @pytest.mark.parametrize("path", ["leases/import", "records/import", "misses/import", "import"])
-def test_the_end_of_a_path_gives_no_room(server: Running, path: str) -> None:
+def test_the_end_of_a_path_gives_no_room(server: service.Running, path: str) -> None:
     def put() -> bytes:
-        with begin_post(server, f"/v1/main/{path}", 900_000_000) as opened:
+        with service.begin_post(server, f"/v1/main/{path}", 900_000_000) as opened:
             answer = opened.recv(300)
             with suppress(OSError):
                 for _ in range(100):
@@ -135,9 +128,9 @@ def test_the_end_of_a_path_gives_no_room(server: Running, path: str) -> None:
     assert _peak_mib(server) < 300
 
 
-def test_many_bodies_at_once_share_the_memory(server: Running, bearer: MakeToken) -> None:
+def test_many_bodies_at_once_share_the_memory(server: service.Running, bearer: MakeToken) -> None:
     mine = bearer("read")
-    opened = [begin_post(server, "/v1/main/misses", 4_000_000, mine) for _ in range(30)]
+    opened = [service.begin_post(server, "/v1/main/misses", 4_000_000, mine) for _ in range(30)]
     for connection in opened:
         connection.settimeout(1)
         with suppress(OSError):  # the server answered already, or reads no more
@@ -151,17 +144,19 @@ def test_many_bodies_at_once_share_the_memory(server: Running, bearer: MakeToken
         connection.close()
     assert refused > 10
     assert _peak_mib(server) < 300
-    sent = {"misses": [miss(1)]}
+    sent = {"misses": [service.miss(1)]}
     assert httpx.post(f"{server.base}/v1/main/misses", json=sent, headers=mine).status_code == 200
 
 
-def test_imports_that_drip_keep_no_other_writer_waiting(server: Running, bearer: MakeToken) -> None:
+def test_imports_that_drip_keep_no_other_writer_waiting(
+    server: service.Running, bearer: MakeToken
+) -> None:
     """As of many jobs behind a slow network, or of an admin of pull requests alone."""
     admin = bearer("admin", "pr-*") | LINES
     paths = [f"/v1/pr-{number // 2}/import" for number in range(8)]
-    opened = [begin_post(server, path, 100_000, admin, b" ") for path in paths]
+    opened = [service.begin_post(server, path, 100_000, admin, b" ") for path in paths]
     time.sleep(0.5)
-    sent, mine = body(record_set()), bearer("write", "main")
+    sent, mine = service.body(service.record_set()), bearer("write", "main")
     answer = httpx.post(f"{server.base}/v1/main/records", json=sent, headers=mine, timeout=240)
     assert answer.status_code == 200, answer.text
     mine = bearer("admin", "main") | LINES
@@ -171,18 +166,18 @@ def test_imports_that_drip_keep_no_other_writer_waiting(server: Running, bearer:
         connection.close()
 
 
-def test_who_hangs_up_leaves_one_line(server: Running, bearer: MakeToken) -> None:
+def test_who_hangs_up_leaves_one_line(server: service.Running, bearer: MakeToken) -> None:
     before = _count_lines(server)
     admin = bearer("admin")
     for path in ("import", "records", "misses"):
-        with begin_post(server, f"/v1/main/{path}", 100_000, admin, b"[["):
+        with service.begin_post(server, f"/v1/main/{path}", 100_000, admin, b"[["):
             time.sleep(0.1)
     lines = [json.loads(line) for line in _next_lines(server, before, 3)]
     assert [line["status"] for line in lines] == [499] * 3
     assert all("traceback" not in line for line in lines)
 
 
-def test_no_header_forges_the_log(server: Running) -> None:
+def test_no_header_forges_the_log(server: service.Running) -> None:
     before = _count_lines(server)
     httpx.post(
         f"{server.base}/v1/main/records%0d%0a%7B%22forged%22:1%7D%1b[2J{'x' * 5000}",
@@ -200,12 +195,12 @@ def test_a_locked_context_leaves_room_for_others(postgres_url: str, tmp_path: Pa
     bearer = partial(_headers_of, postgres_url)
     writer, reader = bearer("write", "main"), bearer("read", "other")
     with (
-        running_server(postgres_url, tmp_path / "log") as server,
+        service.running_server(postgres_url, tmp_path / "log") as server,
         httpx.Client(base_url=server.base, timeout=240) as client,
     ):
 
         def post(m: int) -> int:
-            sent = body(record_set(record(m)))
+            sent = service.body(service.record_set(service.record(m)))
             return client.post("/v1/main/records", json=sent, headers=writer).status_code
 
         assert post(1) == 200

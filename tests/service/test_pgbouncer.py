@@ -19,16 +19,7 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from sqlalchemy import make_url, text
-from support.service import (
-    RECORDS,
-    body,
-    client_of,
-    free_port,
-    lease_wish,
-    record,
-    record_set,
-    scenario,
-)
+from support import service
 
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
@@ -38,7 +29,7 @@ def pooled_url(empty_postgres: str) -> Iterator[str]:
     """Return the URL of an empty database by a PgBouncer with few sessions."""
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not installed")
-    url, port = make_url(empty_postgres), free_port()
+    url, port = make_url(empty_postgres), service.free_port()
     socket_folder = str(url.query["host"])
     # PgBouncer does not run as root, and as another user needs folders that it may read.
     as_nobody = ["--user", "nobody"] if getpass.getuser() == "root" else []
@@ -74,13 +65,13 @@ def exchange(client: httpx.Client, number: int) -> list[int]:
     """Use every kind of statement, and return the answers' statuses."""
     namespace, statuses = f"pr-{number}", []
     for m in range(8):
-        sent = body(record_set(record(m)))
+        sent = service.body(service.record_set(service.record(m)))
         answers = [
             client.post("/v1/main/records", json=sent),
             client.post(f"/v1/{namespace}/records", json=sent),
-            client.get(RECORDS),
-            client.get(f"{RECORDS}/{scenario(m).digest}"),
-            client.post("/v1/main/leases", json=lease_wish(1000 * number + m)),
+            client.get(service.RECORDS),
+            client.get(f"{service.RECORDS}/{service.scenario(m).digest}"),
+            client.post("/v1/main/leases", json=service.lease_wish(1000 * number + m)),
             client.post(f"/v1/{namespace}/promote", json={"to": "main"}),
         ]
         statuses += [answer.status_code for answer in answers]
@@ -93,8 +84,8 @@ def test_replicas_need_no_session_of_their_own(pooled_url: str) -> None:
     schema.require_current(database)
     settings = ServerSettings(database=pooled_url, without_tokens=True)
     with (
-        client_of(create_app(settings)) as first,
-        client_of(create_app(settings)) as second,
+        service.client_of(create_app(settings)) as first,
+        service.client_of(create_app(settings)) as second,
         ThreadPoolExecutor() as pool,
     ):
         statuses = list(pool.map(exchange, [first, second] * 2, range(4)))

@@ -9,7 +9,6 @@ from dejavu_service.services import quarantines as service
 from dejavu_service.services import retention
 from dejavu_service.storage import records
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql import divide
 from dejavu_service.storage.tables import contexts
 from fastapi import FastAPI
 from sqlalchemy import event, update
@@ -26,14 +25,14 @@ from support.service import (
     undo,
 )
 
-from dejavu_cache.model.record import Record, Winner
+from dejavu_cache.model.record import Record, Winner, divide
 from dejavu_cache.model.scenario import now
 
 
 def test_pages_are_bounded_by_parts_too() -> None:
-    pages = list(divide([3000, 3000, 100, 9000, 1], int, 100, 5000))
+    pages = list(divide([(size, size) for size in (3000, 3000, 100, 9000, 1)], 100, 5000))
     assert pages == [[3000], [3000, 100], [9000], [1]]
-    assert [len(page) for page in divide(["x"] * 250, len, 100, 5000)] == [100, 100, 50]
+    assert [len(page) for page in divide([("x", 1)] * 250, 100, 5000)] == [100, 100, 50]
 
 
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(

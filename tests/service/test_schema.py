@@ -17,17 +17,7 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
 from sqlalchemy import inspect, make_url, text
-from support.service import (
-    RECORDS,
-    body,
-    client_of,
-    command,
-    context,
-    home,
-    post,
-    record,
-    record_set,
-)
+from support import service
 
 
 @pytest.fixture
@@ -58,20 +48,20 @@ def test_the_migrations_make_what_the_tables_say(empty: Database) -> None:
 
 @pytest.mark.usefixtures("next_version")
 def test_records_survive_an_upgrade(database: Database, client: httpx.Client) -> None:
-    post(client, *map(record, range(3)))
-    before = client.get(RECORDS)
+    service.post(client, *map(service.record, range(3)))
+    before = client.get(service.RECORDS)
     assert state(database) is schema.SchemaState.OUTDATED
     assert "db upgrade" in client.get("/readyz").json()["detail"]
     schema.upgrade(database)
     assert state(database) is schema.SchemaState.USABLE
     assert client.get("/readyz").json() == {"status": "ok"}
-    after = client.get(RECORDS)
+    after = client.get(service.RECORDS)
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
 
 def test_several_upgrade_at_once(empty_url: str) -> None:
     environ = {**os.environ, "DEJAVU_SERVER_DATABASE": empty_url}
-    racing = [subprocess.Popen(command("db", "upgrade"), env=environ) for _ in range(4)]
+    racing = [subprocess.Popen(service.command("db", "upgrade"), env=environ) for _ in range(4)]
     assert [process.wait(240) for process in racing] == [0] * 4
     opened = Database(empty_url)
     assert drift(opened) == []
@@ -100,14 +90,14 @@ def test_a_database_of_another_encoding_keeps_what_it_can(postgres: Any, encodin
     opened = Database(url)
     schema.upgrade(opened)
     opened.close()
-    with client_of(create_app(ServerSettings(database=url))) as client:
+    with service.client_of(create_app(ServerSettings(database=url))) as client:
         for kernel, status in (
             ("shop.möbius", 200),
             ("shop.☃", 422 if "LATIN" in encoding else 200),
         ):
-            sent = record_set(of=context(kernel))
-            assert client.post("/v1/main/records", json=body(sent)).status_code == status
-            found = client.get(f"{home(context(kernel))}/records")
+            sent = service.record_set(of=service.context(kernel))
+            assert client.post("/v1/main/records", json=service.body(sent)).status_code == status
+            found = client.get(f"{service.home(service.context(kernel))}/records")
             assert found.status_code == (200 if status == 200 else 404)
     with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -131,7 +121,7 @@ def test_a_newer_schema_that_only_adds_is_served(database: Database, client: htt
         attempt(database)
     assert state(database) is schema.SchemaState.USABLE
     assert client.get("/readyz").status_code == 200
-    post(client)
+    service.post(client)
 
 
 def describe(database: Database) -> dict[str, tuple[dict[str, tuple[str, bool]], set[str]]]:

@@ -62,3 +62,11 @@ def test_the_overview_is_one_file_that_loads_nothing(store: FileStore, tmp_path:
     assert "<b>1 of 2</b>" in text
     assert "source bbbbbbbb" in text
     assert not re.search(r"\b(href|src|action)=|url\(|<script|<form", text)
+
+
+def test_the_overview_goes_through_a_pipe_which_stays(store: FileStore, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with open(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        assert dejavu("pages", "--store", store.root, "--out", pipe).returncode == 0
+        assert (reader.read(1 << 16) or b"").startswith(b"<!doctype html>")
+    assert pipe.is_fifo()

@@ -121,6 +121,15 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
             return outer
         act = make(tl.constexpr(@@))(tl.constexpr(1.5))
         """),
+    "a config's hook that shapes a descriptor": Change(_HEAD + """
+from triton.tools.tensor_descriptor import TensorDescriptor
+wrap = lambda x: TensorDescriptor(x, [64, 64], [64, 1], [16, 16])
+def hook(named):
+    named["x"].block_shape = [16, @@]
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    tl.store(y, tl.sum(x.load([0, 0])))
+""", before="32", after="64"),
     "inline": _function(
         "@triton.jit(noinline=@@)\ndef act(v):\n    return v * 3.0\n",
         before="False", after="True",

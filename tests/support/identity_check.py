@@ -211,11 +211,12 @@ def launch(path: Path, kernel: CorpusKernel, store: Path) -> Launch:
     from dejavu_cache import cached_autotune
 
     module = import_anew(path, kernel.source)
+    hook = getattr(module, "hook", None)
     tuned = cached_autotune(
-        configs=[triton.Config(kernel.config, num_stages=stages) for stages in (2, 3)],
+        configs=[triton.Config(kernel.config, num_stages=n, pre_hook=hook) for n in (2, 3)],
         key=[], store=store, do_bench=without_timing, check=False,
     )(module.k)  # fmt: skip
-    x, y = torch.zeros(1 << 16), torch.zeros(1 << 16)
+    x = getattr(module, "wrap", torch.clone)(y := torch.zeros(1 << 16))
     arguments = (x, y) if kernel.n is None else (x, y, kernel.n)
     compiled = tuned[(4,)](*arguments)
     return Launch(tuned.benchmarked, code_of(compiled), tuned)

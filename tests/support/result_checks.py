@@ -26,7 +26,8 @@ class Checker(ResultCheck):
         options: CheckOptions,
     ) -> None:
         """Compute the expected results."""
-        launch: Any = SimpleNamespace(autotuner=SimpleNamespace(nargs=arguments), kwargs={})
+        autotuner = SimpleNamespace(nargs=arguments, reset_to_zero=[], user_defined_pre_hook=None)
+        launch: Any = SimpleNamespace(autotuner=autotuner, kwargs={})
         mark: Any = None
         super().__init__(launch, default, mark, options)
         self._known = known

@@ -4,17 +4,7 @@ from datetime import timedelta
 
 from hypothesis import strategies as st
 
-from dejavu_cache.model.record import (
-    NO_MEMORY,
-    SWITCHED_OFF,
-    Failure,
-    Measurement,
-    OutputVerdict,
-    Pin,
-    Record,
-    RecordedLaunch,
-    Winner,
-)
+from dejavu_cache.model import record
 from dejavu_cache.model.scenario import Scenario
 from support.records import MOMENT, config, measurement
 
@@ -45,15 +35,15 @@ TIMINGS = st.builds(
     at=MOMENTS,
 )
 FAILURES = st.builds(
-    lambda timing, kind: Measurement(
-        config=timing.config, failure=Failure(kind=kind, reason=kind), at=timing.at
+    lambda timing, kind: record.Measurement(
+        config=timing.config, failure=record.Failure(kind=kind, reason=kind), at=timing.at
     ),
     TIMINGS,
     st.sampled_from(["out_of_resources", "skipped"]),
 )
 MEASUREMENTS = TIMINGS | FAILURES
 LAUNCHES = st.builds(
-    RecordedLaunch,
+    record.RecordedLaunch,
     wheel=st.sampled_from(["triton 3.6.0 cp311", "triton 3.6.0 cp312"]),
     signature=st.dictionaries(TEXT, TEXT, max_size=2),
     constants=st.dictionaries(TEXT, SCALARS, max_size=2),
@@ -61,22 +51,22 @@ LAUNCHES = st.builds(
 )
 VERDICTS = st.sampled_from(
     [
-        OutputVerdict(outcome="equal"),
-        OutputVerdict(outcome="wrong", reason="differs"),
+        record.OutputVerdict(outcome="equal"),
+        record.OutputVerdict(outcome="wrong", reason="differs"),
         *(
-            OutputVerdict(outcome="not_compared", reason=reason)
-            for reason in (NO_MEMORY, SWITCHED_OFF, "not repeatable")
+            record.OutputVerdict(outcome="not_compared", reason=reason)
+            for reason in (record.NO_MEMORY, record.SWITCHED_OFF, "not repeatable")
         ),
     ]
 )
 WINNERS = st.builds(
-    Winner,
+    record.Winner,
     config=st.just(config(16)) | st.just(config(32)),
     at=MOMENTS,
     results=st.none() | st.dictionaries(st.sampled_from(["out", "sum"]), VERDICTS, max_size=2),
 )
 RECORDS = st.builds(
-    lambda measurements, winner, pin, launches: Record(
+    lambda measurements, winner, pin, launches: record.Record(
         scenario=Scenario(args={"M": 32}),
         measurements=tuple({item.config: item for item in measurements}.values()),
         winner=winner,
@@ -85,6 +75,6 @@ RECORDS = st.builds(
     ),
     st.lists(MEASUREMENTS, max_size=3),
     st.none() | WINNERS,
-    st.none() | st.builds(Pin, config=st.none() | st.just(config(64)), at=MOMENTS),
+    st.none() | st.builds(record.Pin, config=st.none() | st.just(config(64)), at=MOMENTS),
     st.lists(LAUNCHES, max_size=2).map(tuple),
 )

@@ -16,7 +16,7 @@ def config() -> Any:
         ),
         kv_transfer_config=None,
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
-        model_config=SimpleNamespace(max_model_len=128, rswa_window=None),
+        model_config=SimpleNamespace(max_model_len=128, rswa_window=None, dtype=torch.bfloat16),
         cache_config=SimpleNamespace(block_size=16, kv_sharing_fast_prefill=False),
         speculative_config=None,
         compilation_config=SimpleNamespace(

@@ -22,6 +22,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, Found
 from dejavu_cache.sweep import hosts
 from dejavu_cache.sweep.hosts import CaseJob, LocalHost, SweepSpec
+from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.worker import SweepWorker
 from dejavu_cache.system.workers import ParentConnection, WorkerLostError
@@ -88,7 +89,7 @@ def test_what_another_sweep_has_just_finished_is_known(
         monkeypatch.setenv(name, value)
     spec = SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"})
     worker = SweepWorker(spec, ParentConnection(io.StringIO(), io.StringIO()))
-    worker.journal.home = store = OvertakenStore(sweeps.store)
+    worker.journal = Journal(store := OvertakenStore(sweeps.store))
     store.sweeps = sweeps
     outcome = worker.run(CaseJob(do="measure", case="n=100"))
     assert (outcome.status, outcome.message) == ("known", "")

@@ -15,17 +15,19 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.addition import add_one
 from support.compiling_gpu import pretend_gpu
 from support.processes import in_own_process
 from triton.runtime.autotuner import Autotuner
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
+from dejavu_cache.sweep.worker import FEW, EarlyCompiler
 from dejavu_cache.triton_internals.compilation import keys_in_memory, release_later
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
+from dejavu_cache.triton_internals.hooks import add_compilation_listener
 from dejavu_cache.tuning import compile_ahead as compile_ahead_module
 from dejavu_cache.tuning.compile_ahead import (
-    EarlyCompiler,
     _tile_of_a_warp,
     compile_ahead,
     compile_failure_of,
@@ -77,11 +79,13 @@ def note_threads() -> list[str]:
     return threads
 
 
-def launch_of(configs: list[triton.Config]) -> CandidateLaunch:
-    tuner = Autotuner(product, product.arg_names, configs, [], None, None)
-    tuner.nargs = dict(zip(tuner.arg_names, ARGUMENTS, strict=False))
-    declared = DeclaredConfigs("product", configs)
-    return CandidateLaunch(tuner, declared, next(iter(declared)), ARGUMENTS, {"grid": (1,)})
+def launch_of(
+    configs: list[triton.Config], function: Any = product, arguments: Any = ARGUMENTS
+) -> CandidateLaunch:
+    tuner = Autotuner(function, function.arg_names, configs, [], None, None)
+    tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
+    declared = DeclaredConfigs("a kernel", configs)
+    return CandidateLaunch(tuner, declared, next(iter(declared)), arguments, {"grid": (1,)})
 
 
 def compile_some(configs: list[triton.Config], count: int) -> list[str]:
@@ -134,16 +138,41 @@ def test_a_single_config_and_what_is_given_up_halfway() -> None:
     assert "waves_per_eu" in seen
 
 
+@in_own_process(TRITON_INTERPRET="0")
+def test_what_launches_a_kernel_is_built_while_it_compiles(tmp_path: str) -> None:
+    triton.knobs.cache.dir = tmp_path
+    pretend_gpu("cuda:90")
+    built: list[Any] = []
+    triton.runtime.driver.active.launcher_cls = lambda *source: built.append(source)
+    compile_some(CONFIGS[-1:], 1)
+    for thread in filter(lambda thread: "launcher" in thread.name, threading.enumerate()):
+        thread.join()
+    assert [source.signature["K"] for source, metadata in built if metadata is None] == ["i32"]
+
+
 @absent
-def test_what_launches_need_is_compiled_once_all_are_known() -> None:
+@pytest.mark.parametrize("kernels", [1, FEW])
+def test_what_no_process_imports_is_compiled_once_all_launches_are_known(kernels: int) -> None:
     threads, launch = note_threads(), launch_of(CONFIGS[:4])
-    with EarlyCompiler() as compiler:
-        for _ in range(2):
-            compiler.begin(launch, list(launch.declared))
+    with EarlyCompiler([product] * kernels) as compiler:
+        compiler.begin("b", launch, list(launch.declared)[1:])
+        compiler.begin("a", launch, list(launch.declared))
         assert threads == []
-        compiler.finish()
+        compiler.finish("a")
         product.run(*ARGUMENTS, grid=(1,), warmup=True, **CONFIGS[1].all_kwargs())
-    assert threads == ["dejavu-cache compile"] * 2, "the others cannot be compiled"
+    assert threads == ["dejavu-cache early compile"] * 2, "the others cannot be compiled"
+
+
+@in_own_process(TRITON_INTERPRET="0")
+def test_what_launches_need_is_compiled_in_processes_meanwhile(tmp_path: str) -> None:
+    os.environ["TRITON_CACHE_DIR"] = tmp_path
+    threads, loaded = note_threads(), list[bool]()
+    add_compilation_listener(lambda **event: loaded.append(event["cache_hit"]))
+    launch = launch_of([triton.Config({"BLOCK": n}) for n in (64, 48)], add_one, ARGUMENTS[1:])
+    with EarlyCompiler([add_one] * FEW) as compiler:
+        compiler.begin("a", launch, list(launch.declared))
+        compiler.finish("a")
+    assert (loaded, threads) == ([True], ["dejavu-cache early compile"]), "48 cannot be compiled"
 
 
 def test_a_config_without_sizes_has_a_place_in_the_order_too() -> None:
@@ -200,12 +229,6 @@ def test_where_nothing_can_be_compiled_ahead_nothing_is_called() -> None:
         assert not is_compiling
 
 
-@triton.jit
-def add_one(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
-
-
 def make(bench: Any, *blocks: int) -> Any:
     configs = [triton.Config({"BLOCK": block}) for block in blocks]
     return cached_autotune(configs, ["n"], do_bench=bench, check=False)(add_one)
@@ -229,7 +252,7 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: str) -> None:
         gc.collect()
         alive = [one for one in gc.get_objects() if type(one) is compiler.CompiledKernel]
         size = sum(len(text) for kernel in alive for text in kernel.asm.values())
-        return sorted(kernel.src.constants[2,] for kernel in alive), size
+        return sorted(kernel.src.constants[3,] for kernel in alive), size
 
     def bench(kernel_call: Any, quantiles: Any) -> list[float]:
         kernel_call()
@@ -238,12 +261,12 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: str) -> None:
         return [1.0 + len(calls) % 4] * 3  # the last but one, block 512, is the fastest
 
     def launch_by_itself(block: int) -> None:
-        add_one[(1,)](x, 4096, BLOCK=block, num_warps=4, num_ctas=1, num_stages=3)
+        add_one[(1,)](x, x, 4096, BLOCK=block, num_warps=4, num_ctas=1, num_stages=3)
 
     kernel = make(bench, 64, 128, 256, 512, 1024)
     launch_by_itself(256)
     assert in_memory()[0] == [256]
-    kernel[(1,)](x, 4096)
+    kernel[(1,)](x, x, 4096)
     assert kernel.best_config.kwargs == {"BLOCK": 512}
     assert while_tuning[0] == [64, 128, 256, 512, 1024]
     left, size = in_memory()
@@ -251,7 +274,7 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: str) -> None:
     assert size < 0.7 * while_tuning[1]
     launch_by_itself(128)
     assert in_memory()[0] == [128, 256, 512], "a config that lost can still be launched"
-    kernel[(1,)](x, 4096)
+    kernel[(1,)](x, x, 4096)
 
 
 @in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_URL="memory://", DEJAVU_CACHE_SHIPPED="0")
@@ -278,16 +301,16 @@ def test_binaries_of_other_settings_are_not_timed() -> None:
     triton.compiler.compile = compile_and_note
     kernel, x = make(bench, 16, 32), torch.zeros(64)
     for n in (1, 33):
-        kernel[(1,)](x, n)
+        kernel[(1,)](x, x, n)
     os.environ[setting] = "1"
     for n in (33, 35, 37):  # the first one keeps its config, and its binary as with Triton
-        kernel[(1,)](x, n)
+        kernel[(1,)](x, x, n)
     LAUNCHED.clear()
     kernel.forget_choices()
     gc.collect()
     assert any(held() is not None for held in earlier), "a CUDA graph may have captured them"
     del os.environ[setting]
-    kernel[(1,)](x, 39)
+    kernel[(1,)](x, x, 39)
     assert timed == ["default"] * 4 + ["1"] * 4 + ["default"] * 2
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from support.addition import CONFIGS, Bench
 from support.result_checks import (
     Write,
     both,
@@ -17,6 +20,7 @@ from support.result_checks import (
     write_nothing,
 )
 
+from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import BEHIND_POINTERS, NO_MEMORY, NO_WORK, has_reason
 from dejavu_cache.triton_internals.argument_access import Accesses
 from dejavu_cache.tuning.expected_results import Output
@@ -31,7 +35,11 @@ def code(read: str, written: str) -> Accesses:
     return Accesses(frozenset(read.split()), frozenset(written.split()))
 
 
-@pytest.mark.parametrize("copy", [torch.clone, torch.relu])
+def nan_of_small(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 1, x, float("nan"))
+
+
+@pytest.mark.parametrize("copy", [torch.clone, torch.relu, nan_of_small])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_elements_that_held_their_results_must_be_written(
     dtype: torch.dtype, copy: Callable[[torch.Tensor], torch.Tensor]
@@ -71,6 +79,9 @@ def test_a_config_that_adds_to_zeros_is_right_though_the_default_overwrites() ->
     assert made.judge(partial(add, factor=3.0)).outcome == "wrong"
     made = checker({"x": x, "out": torch.ones(64)}, double, accesses=accesses)
     assert made.judge(add).outcome == "wrong"
+    half_done = torch.where(torch.arange(64) < 32, x * 2, 0.0)
+    made = checker({"x": x, "out": half_done}, double, accesses=accesses)
+    assert made.judge(lambda seen: seen["out"][32:].add_(x[32:] * 2)).outcome == "wrong"
 
 
 def relu_in_place(arguments: dict[str, Any]) -> None:
@@ -85,13 +96,42 @@ def add_and_normalize(arguments: dict[str, Any], rows: int = 16) -> None:
 
 
 def test_a_kernel_that_works_in_place_starts_from_its_arguments() -> None:
-    def write_zeros(arguments: dict[str, Any]) -> None:
-        arguments["x"].zero_()
+    def step(arguments: dict[str, Any], stop: int = 64, size: float = 1e-4) -> None:
+        arguments["x"][:stop].add_(torch.linspace(-size, size, 64)[:stop])
 
-    made = checker({"x": torch.randn(64)}, relu_in_place)
-    assert made.judge(relu_in_place).outcome == "equal"
-    assert made.judge(write_zeros).outcome == "wrong"
-    assert made.judge(write_nothing).outcome == "wrong"
+    wrong = [write_nothing, partial(step, stop=60), partial(step, size=2e-4)]
+    for right in (relu_in_place, step):
+        made = checker({"x": torch.randn(64)}, right, accesses=code("x", "x"))
+        assert made.judge(right).outcome == "equal"
+        assert {made.judge(write).outcome for write in wrong} == {"wrong"}
+
+
+@triton.jit
+def double_and_mark(x, out, marks, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    tl.store(out + at, value * 2)
+    if BLOCK == 32:
+        tl.atomic_add(marks + at, 1.0)
+    if BLOCK == 64:
+        tl.store(x + at, value + 1.0)
+
+
+def test_what_only_some_configs_write_is_restored_and_is_no_input() -> None:
+    x, out, marks = torch.ones(64), torch.zeros(64), torch.zeros(64)
+    decorate = cached_autotune(configs=CONFIGS, key=["n"], do_bench=Bench((3.0, 2.0, 1.0)))
+    kernel = decorate(double_and_mark)
+    kernel[lambda meta: (64 // meta["BLOCK"],)](x, out, marks, 64)
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+    assert [*map(set, (x.tolist(), marks.tolist()))] == [{1.0}, {1.0}], "the launch's own mark"
+
+
+def test_a_winner_of_another_process_is_restored_likewise() -> None:
+    arguments = {**launch_arguments(), "marks": (marks := torch.zeros(4))}
+    written = {double: "out", (mark := both(double, lambda _: marks.fill_(1))): "out marks"}
+    made = checker(arguments, double, accesses=lambda write: code("x", written[write]))
+    assert made.judge(mark).outcome == "equal"
+    assert not marks.any()
 
 
 def test_arguments_that_share_memory_are_compared() -> None:
@@ -261,16 +301,16 @@ def test_every_element_of_the_filling_is_far_from_what_was_there(dtype: torch.dt
 def write_sums(arguments: dict[str, Any], blocks: int = 8, of: int = 8) -> None:
     """Write the sums of a row's blocks, or of the first of them, from the first slot on."""
     x, sums = arguments["x"], arguments["sums"]
-    sums[:, :of] = x.unflatten(1, (blocks, -1)).sum(2)[:, :of]
+    sums[:64, :of] = x.unflatten(1, (blocks, -1)).sum(2)[:, :of]
 
 
 def normalize(arguments: dict[str, Any], columns: int = 8) -> None:
     """Write shares of rows of which each, however short, adds up to 1."""
-    arguments["sums"][:, :columns] = arguments["x"][:, :columns].softmax(1)
+    arguments["sums"][:64, :columns] = arguments["x"][:, :columns].softmax(1)
 
 
-def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
-    arguments = {"x": (x := torch.randn(64, 128)), "sums": torch.zeros(64, 8)}
+def test_partial_sums_of_other_blocks_are_right_if_their_sums_are(monkeypatch: Any) -> None:
+    arguments = {"x": (x := torch.randn(64, 128)), "sums": torch.zeros(70, 8)}
     made = checker(arguments, write_sums, accesses=code("x", "sums"))
     for blocks, of, outcome in ((4, 4, "equal"), (1, 1, "equal"), (4, 3, "wrong"), (8, 7, "wrong")):
         assert made.judge(partial(write_sums, blocks=blocks, of=of)).outcome == outcome
@@ -280,3 +320,6 @@ def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
     x[:, 112:] = 0  # the last sum is 0, and nothing is missing from the sum of the others
     made = checker(arguments, write_sums, accesses=code("x", "sums"))
     assert made.judge(partial(write_sums, of=7)).outcome == "wrong"
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.free_memory", lambda device: 0.0)
+    assert NO_MEMORY in made.judge(partial(write_sums, blocks=4, of=4)).reason
+    assert made.judge(lambda seen: seen["sums"].fill_(1)).outcome == "wrong"

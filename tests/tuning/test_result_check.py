@@ -20,6 +20,7 @@ from support.result_checks import (
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE
+from dejavu_cache.triton_internals.argument_access import Accesses
 from dejavu_cache.tuning.result_check import CheckOptions
 
 
@@ -128,9 +129,18 @@ def test_tensors_in_tuples_are_compared_and_named_by_index() -> None:
     assert checker(arguments, write_both, ignore=["outs"]).judge(slightly_off).outcome != "wrong"
 
 
-def test_expanded_and_empty_tensors_are_left_alone() -> None:
-    arguments = {**launch_arguments(), "wide": torch.ones(1).expand(10), "empty": torch.empty(0)}
-    assert checker(arguments, double).judge(double).outcome == "equal"
+def test_outputs_that_nothing_shows_are_named() -> None:
+    negative = torch.conj(torch.ones(4, dtype=torch.complex64)).imag
+    others = {"wide": torch.ones(1).expand(10), "object": object(), "empty": torch.empty(0)}
+    arguments = launch_arguments() | {"negative": negative} | others
+    of_unknown = checker(arguments, double).verdicts(half_of_it)
+    assert of_unknown["out"].outcome == "wrong"
+    assert of_unknown["negative"].reason.startswith(NOT_COPYABLE)
+    accesses = Accesses(frozenset("x"), frozenset({"out", *others}), elsewhere=True)
+    verdicts = checker(arguments, double, accesses=accesses).verdicts(double)
+    assert verdicts.pop("out").outcome == "equal"
+    assert sorted(verdicts) == ["object", "other memory", "wide"]
+    assert all(verdict.outcome == "not_compared" for verdict in verdicts.values())
 
 
 NAN, INF = math.nan, math.inf
@@ -197,16 +207,6 @@ def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPat
     assert checker(arguments, double_and_add_up, outputs=["out"]).judge(double).outcome != "equal"
 
 
-def test_an_argument_that_cannot_be_copied_is_not_compared() -> None:
-    negative = torch.conj(torch.ones(4, dtype=torch.complex64)).imag
-    arguments = {**launch_arguments(), "x2": negative, "out2": torch.zeros(4)}
-    with_more = partial(both, more=lambda seen: seen["out2"].copy_(seen["x2"] + 1))
-    verdicts = checker(arguments, with_more(double)).verdicts(with_more(half_of_it))
-    outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
-    assert outcomes == {"out": "wrong", "out2": "equal", "x2": "not_compared"}
-    assert verdicts["x2"].reason.startswith(NOT_COPYABLE)
-
-
 KINDS = sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str)
 
 
@@ -235,20 +235,6 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def mask_of(mask: float | str, dtype: torch.dtype) -> float:
     number = torch.finfo(dtype).min if mask == "min" else float(mask)
     return float(torch.tensor(number, dtype=torch.float64).to(dtype))
-
-
-@pytest.mark.parametrize("outlier", [1e4, 1e9, 1e20, "largest"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_large_element_does_not_hide_that_the_others_are_wrong(
-    dtype: torch.dtype, outlier: float | str
-) -> None:
-    largest = torch.finfo(dtype).max
-    expected = torch.rand(4096, generator=torch.Generator().manual_seed(0)).add(1).to(dtype)
-    expected[-1] = -largest if outlier == "largest" else -min(float(outlier), largest)
-    wrong = expected.clone()
-    wrong[:41] = 0
-    assert "differs in 41 of 4096" in compare_tensors(wrong, expected)
-    assert compare_tensors(expected.clone(), expected) == ""
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9])
@@ -285,27 +271,6 @@ def test_sums_in_another_order_agree(dtype: torch.dtype, depth: int, outlier: fl
     assert compare_tensors(actual.to(dtype), expected.to(dtype)) == ""
 
 
-@pytest.mark.parametrize("depth", [64, 512, 8192])
-def test_rounded_factors_agree(depth: int) -> None:
-    """TF32 has the 10 bits of float16's mantissa."""
-    left, right = random(64, depth, seed=1), random(depth, 64, seed=2)
-    actual = left.half().float() @ right.half().float()
-    expected = left @ right
-    expected[0, 0] = actual[0, 0] = 1e9
-    assert compare_tensors(actual, expected) == ""
-
-
-def test_sums_of_two_sizes_agree() -> None:
-    """A third of the rows is large, and their elements near 0 are larger than all small ones."""
-    left, right = random(96, 512, seed=1), random(512, 64, seed=2)
-    left[::3] *= 1e4
-    expected = left @ right
-    actual = left.flip(1) @ right.flip(0)
-    assert compare_tensors(actual, expected) == ""
-    actual[1] = 0
-    assert compare_tensors(actual, expected) != ""
-
-
 def test_few_small_elements_may_be_sums_of_large_terms() -> None:
     """As of gradients through a decay: their magnitudes differ by 25 powers of ten."""
     expected = random(1 << 21) * torch.logspace(0, -25, 1 << 21)
@@ -325,12 +290,3 @@ def test_sparse_results_are_compared(dtype: torch.dtype) -> None:
     wrong[1001] = 0
     assert "differs in 1 of" in compare_tensors(wrong, expected)
     assert "differs in 2200000 of" in compare_tensors(1 - expected, expected)
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-40, 1e-30, 1.0, 1e30])
-def test_tensors_of_one_value_are_compared(value: float) -> None:
-    expected = torch.full((100,), value)
-    assert compare_tensors(expected * (1 + 1e-6), expected) == ""
-    wrong = expected.clone()
-    wrong[0] = 2 * value or 1e-30
-    assert "differs in 1 of 100" in compare_tensors(wrong, expected)

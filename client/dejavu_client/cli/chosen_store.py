@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import FileStore, Store, TieredStore, open_store, tiers_of, wait_longer
+from dejavu_cache.stores import FileStore, Store, TieredStore, open_patiently, tiers_of
 
 from .errors import NoSuchStoreError
 from .output import note
@@ -19,9 +19,6 @@ from .queries import matching_kernels
 if TYPE_CHECKING:
     from ..http.protocol_client import MissedLaunch
     from ..http.remote_store import RemoteStore
-
-COMMAND_WAIT = 30.0
-"""Seconds that a command waits for a server; a launch waits less."""
 
 
 def split_urls(urls: str) -> list[str]:
@@ -40,8 +37,7 @@ def open_chosen_store(url: str) -> Store:
     Args:
         url: the value of an option; empty for `DEJAVU_CACHE_URL`, or else the user's own cache.
     """
-    settings = current_settings()
-    store = wait_longer(open_store(url or settings.url or settings.default_url), COMMAND_WAIT)
+    store = open_patiently(url)
     return TieredStore(tiers_of(store), strict=True) if isinstance(store, TieredStore) else store
 
 

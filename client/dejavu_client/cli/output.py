@@ -3,20 +3,18 @@
 import io
 import json
 import logging
-import os
 import re
 import shutil
-import stat
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.system.notices import logger, printable
-from dejavu_cache.system.safe_files import open_replacement
+from dejavu_cache.system.safe_files import open_named_file
 
 from .queries import shorten_kernels
 
@@ -179,7 +177,7 @@ def open_output(file: str) -> Iterator[TextIO]:
         return
     path = Path(file)
     try:
-        with _open_binary(path) as binary:
+        with open_named_file(path) as binary:
             text = io.TextIOWrapper(binary, encoding="utf-8", newline="\n", write_through=True)
             yield text
             text.flush()
@@ -189,11 +187,3 @@ def open_output(file: str) -> Iterator[TextIO]:
             f"{file} cannot be written: {error.strerror or error}; "
             "what was there before is unchanged"
         ) from None
-
-
-def _open_binary(path: Path) -> AbstractContextManager[IO[bytes]]:
-    if path.exists() and not path.is_file():
-        return open(path, "wb")
-    os.stat(path.parent)  # a mistyped folder is an error, and not made
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
-    return open_replacement(path, mode=mode)  # a link is replaced, and not followed

@@ -189,8 +189,8 @@ def newest_versions(dated: Iterable[tuple[Context, datetime]]) -> set[Context]:
 
 def has_settings(config: Config, values: Mapping[str, str]) -> bool:
     """Return whether a config has all of some values, which are compared by their text."""
-    settings = {**config.params, **config.options}
-    return all(name in settings and str(settings[name]) == value for name, value in values.items())
+    own = config.values
+    return all(name in own and str(own[name]) == value for name, value in values.items())
 
 
 def chosen_config(record: Record) -> Config | None:

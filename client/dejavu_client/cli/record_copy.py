@@ -108,9 +108,7 @@ class _Copy:
             # It keeps the first measurement of a config.
             known = sum(_has(before, record) for record in records)
         else:
-            known = sum(
-                _merged(before, record) == before.get(record.scenario) for record in records
-            )
+            known = sum(_merge(before, record) == before.get(record.scenario) for record in records)
         self._known += known
         self._new += len(records) - known
 
@@ -157,7 +155,7 @@ def _has(records: dict[Scenario, Record], record: Record) -> bool:
     return known is not None and stored <= known.by_config.keys()
 
 
-def _merged(before: dict[Scenario, Record], record: Record) -> Record:
+def _merge(before: dict[Scenario, Record], record: Record) -> Record:
     known = before.get(record.scenario)
     return record if known is None else merge_records(known, record)
 
@@ -165,7 +163,7 @@ def _merged(before: dict[Scenario, Record], record: Record) -> Record:
 def _pins(before: dict[Scenario, Record], record: Record) -> bool:
     """Return whether a record's pin is another than the one that stands."""
     known = before.get(record.scenario)
-    return _merged(before, record).pinned != (known.pinned if known else None)
+    return _merge(before, record).pinned != (known.pinned if known else None)
 
 
 def for_strangers(record: Record) -> Record:

@@ -11,20 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
-from dejavu_cache.model.scenario import Config, Context, Scenario
-from dejavu_cache.model.worth import Worth
+from dejavu_cache.model.scenario import Config, Context, Scenario, divide_values
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
+from . import queries
 from .output import say, say_indented, show_table
-from .queries import (
-    NEVER,
-    chosen_config,
-    context_matches,
-    last_measured,
-    parse_conditions,
-    winning_measurement,
-)
 
 if TYPE_CHECKING:
     from ..http.protocol_client import MissedLaunch
@@ -34,14 +26,6 @@ def ordered_values(scenario: Scenario, keys: Sequence[str]) -> dict[str, Any]:
     """Return a scenario's arguments and dtypes by name, the named keys first."""
     values = scenario.values
     return {key: values[key] for key in dict.fromkeys([*keys, *values]) if key in values}
-
-
-def split_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:
-    """Return the names whose values differ between rows, and the values of the others."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    values = {name: [row.get(name) for row in rows] for name in names}
-    varying = [name for name in names if any(value != values[name][0] for value in values[name])]
-    return varying, {name: values[name][0] for name in names if name not in varying}
 
 
 def say_constants(title: str, constants: Mapping[str, Any]) -> None:
@@ -104,12 +88,12 @@ def summarize_context(store: Store, context: Context) -> dict[str, Any]:
     """Return what a line about a context tells; `tuning_seconds` is what its measurements took."""
     scenarios, seconds = 0, 0.0
     configs: set[Config] = set()
-    last = NEVER
+    last = queries.NEVER
     for record in store.records(context):  # a large context has gigabytes of them
         scenarios += 1
         seconds += sum(measurement.seconds for measurement in record.measurements)
         configs.update(record.by_config)
-        last = max(last, last_measured([record]))
+        last = max(last, queries.last_measured([record]))
     return {
         "kernel": context.kernel.name,
         "source": context.kernel.source[:8],
@@ -119,7 +103,7 @@ def summarize_context(store: Store, context: Context) -> dict[str, Any]:
         "scenarios": scenarios,
         "configs": len(configs),
         "tuning_seconds": round(seconds, 1),
-        "last_tuned": last.isoformat(timespec="seconds") if last > NEVER else None,
+        "last_tuned": last.isoformat(timespec="seconds") if last > queries.NEVER else None,
         "context": context.digest,
     }
 
@@ -162,8 +146,8 @@ def scenario_rows(records: Iterable[Record], keys: Sequence[str]) -> list[Scenar
 
 def show_scenarios(rows: Sequence[ScenarioLine]) -> None:
     """Print a line for each scenario of a context."""
-    scenario, same_scenario = split_columns([row.scenario for row in rows])
-    winner, same_winner = split_columns([row.winner for row in rows if row.winner])
+    same_scenario, scenario = divide_values([row.scenario for row in rows])
+    same_winner, winner = divide_values([row.winner for row in rows if row.winner])
     times = [name for name in TIMES if any(name in row.times for row in rows)]
     say_constants("all scenarios", same_scenario)
     say_constants("all winners", same_winner)
@@ -186,8 +170,8 @@ def _row(record: Record, keys: Sequence[str]) -> ScenarioLine:
     timed = [item for item in record.measurements if item.median is not None]
     timed.sort(key=lambda measurement: measurement.median or 0)
     failures = len(record.measurements) - len(timed)
-    best = winning_measurement(record)
-    config = chosen_config(record)
+    best = queries.winning_measurement(record)
+    config = queries.chosen_config(record)
     second = next((item for item in timed if best and item.config != best.config), None)
     times: dict[str, Any] = {}
     if best and best.median is not None:
@@ -209,14 +193,10 @@ def _row(record: Record, keys: Sequence[str]) -> ScenarioLine:
     return ScenarioLine(
         json=record.model_dump_json(),
         scenario=ordered_values(record.scenario, keys),
-        winner=_settings(config),
+        winner=config.values if config else {},
         times=times,
-        runner_up=_settings(second.config if second else None),
+        runner_up=second.config.values if second else {},
     )
-
-
-def _settings(config: Config | None) -> dict[str, Any]:
-    return {**config.params, **config.options} if config else {}
 
 
 def _runner_up_text(row: ScenarioLine) -> str:
@@ -239,11 +219,11 @@ def select_misses(
         triton: the version of Triton; empty for all.
     """
     misses = list(misses)
-    conditions = parse_conditions(where, (miss.scenario for miss in misses))
+    conditions = queries.parse_conditions(where, (miss.scenario for miss in misses))
     return [
         miss
         for miss in misses
-        if context_matches(miss.context, "", device, triton)
+        if queries.context_matches(miss.context, "", device, triton)
         and all(condition.matches(miss.scenario) for condition in conditions)
     ]
 
@@ -256,22 +236,23 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
     for context, launches in by_context.items():
         say_context(context)
         values = [ordered_values(miss.scenario, context.problem.keys) for miss in launches]
-        varying, constants = split_columns(values)
+        constants, varying = divide_values(values)
         say_constants("all scenarios", constants)
         cells = [
-            [miss.count, *_worth_texts(miss.worth), _minute(miss.last_seen), *map(row.get, varying)]
+            [miss.count, *_worth_texts(miss), _minute(miss.last_seen), *map(row.get, varying)]
             for miss, row in zip(launches, values, strict=True)
         ]
-        names = ["count", "saves", "tune", "last_seen", *varying]
-        show_table(names, cells, optional=["last_seen", "tune"])
+        names = ["count", "saves", "tune", "said_by", "last_seen", *varying]
+        show_table(names, cells, optional=["said_by", "last_seen", "tune"])
 
 
-def _worth_texts(worth: Worth) -> tuple[str, str | None]:
-    """Return what a tune would have saved, with its bound, and what the tune takes."""
+def _worth_texts(miss: MissedLaunch) -> tuple[str, str | None, str | None]:
+    """Return what a tune would have saved, with its bound, what it takes, and who says so."""
+    worth = miss.worth
     if worth.saves is None:
-        return "unknown", None
-    doubt = "" if worth.pays else ", not worth it"
-    return f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){doubt}", f"{worth.takes:.2g} s"
+        return "unknown", None, None
+    saves = f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){'' if worth.pays else ', not worth it'}"
+    return saves, f"{worth.takes:.2g} s", miss.said_by
 
 
 def _minute(moment: str) -> str:

@@ -130,7 +130,7 @@ class Tree(FrozenModel):
                 *map(printable, self._head()),
                 "",
                 "CONFIGS = (",
-                *(f"    { ({**config.params, **config.options})!r}," for config in self.configs),
+                *(f"    {config.values!r}," for config in self.configs),
                 ")",
                 "",
                 "",

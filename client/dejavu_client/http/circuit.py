@@ -7,14 +7,7 @@ from typing import TypeVar
 
 from dejavu_cache.system.fork_lock import ForkLock
 
-from .errors import (
-    BusyError,
-    RefusedError,
-    RemoteError,
-    ServerFaultError,
-    SilenceError,
-    UnreachableError,
-)
+from . import errors
 from .protocol_client import ProtocolClient
 
 T = TypeVar("T")
@@ -58,7 +51,7 @@ class ServerCalls:
         self.wait = wait
         self.is_hopeful = True
         self._lock = ForkLock()
-        self._busy: BusyError | None = None
+        self._busy: errors.BusyError | None = None
         self._reason = ""
         self._pause = self._next_try = self._failed_at = 0.0
 
@@ -93,10 +86,10 @@ class ServerCalls:
         asked_at = self._require_due(at_once)
         try:
             answer = question(self.client.waiting(self.wait if silence is None else silence))
-        except (RefusedError, ServerFaultError):  # it answers, and may serve others
+        except (errors.RefusedError, errors.ServerFaultError):  # it answers, and may serve others
             self._note_answer()
             raise
-        except RemoteError as error:
+        except errors.RemoteError as error:
             self._leave_alone(error, asked_at)
             raise
         self._note_answer()
@@ -118,11 +111,11 @@ class ServerCalls:
                 answer = self.ask(question, max(self.wait, patience), at_once=True)
                 self.is_hopeful = True
                 return answer
-            except BusyError as error:
+            except errors.BusyError as error:
                 pause = error.retry_after
                 if time.monotonic() + pause > deadline:
                     raise
-            except UnreachableError:
+            except errors.UnreachableError:
                 self.is_hopeful = False
                 raise
             time.sleep(pause)
@@ -132,35 +125,35 @@ class ServerCalls:
         with self._lock:
             now = time.monotonic()
             if now < self._next_try and self._busy is not None:
-                raise BusyError(str(self._busy), self._busy.status, self._next_try - now)
+                raise errors.BusyError(str(self._busy), self._busy.status, self._next_try - now)
             if now < self._next_try and not at_once:
-                raise UnreachableError(f"{self._reason}; it is asked again later")
+                raise errors.UnreachableError(f"{self._reason}; it is asked again later")
             if not self.closed:
                 self._next_try = now + self._pause  # others do not wait for it at the same time
             return now
 
-    def _leave_alone(self, error: RemoteError, asked_at: float) -> None:
+    def _leave_alone(self, error: errors.RemoteError, asked_at: float) -> None:
         """Send nothing for a while: twice as long as the last time in a row.
 
         A busy server is left alone as long as it asks at least, and differently long by each
         process of a fleet; the error gets the seconds.
         """
         with self._lock:
-            if (self._busy is not None) != isinstance(error, BusyError):
+            if (self._busy is not None) != isinstance(error, errors.BusyError):
                 self._pause = 0.0
             if asked_at >= self._failed_at:  # else other threads asked at the same time
                 self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
             now = time.monotonic()
             self._busy, self._reason = None, str(error)
             self._failed_at, self._next_try = now, now + self._pause
-            if isinstance(error, BusyError):
+            if isinstance(error, errors.BusyError):
                 seconds = max(error.retry_after, self._pause) * jitter.uniform(1.0, 1.5)
                 error.retry_after = min(seconds, LONGEST_PAUSE)
                 self._next_try = now + error.retry_after
-                self._busy = BusyError(str(error), error.status, error.retry_after)
+                self._busy = errors.BusyError(str(error), error.status, error.retry_after)
                 self.is_hopeful = True
             else:
-                self.is_hopeful &= isinstance(error, SilenceError)
+                self.is_hopeful &= isinstance(error, errors.SilenceError)
 
     def _note_answer(self) -> None:
         """Close the circuit."""

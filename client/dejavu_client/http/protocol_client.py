@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import FORMAT, Record, RecordSet
+from dejavu_cache.model.record import FORMAT, Record, RecordSet, divide
 from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel
 from dejavu_cache.model.worth import MissCount, Saving, Worth
 from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
@@ -88,6 +88,7 @@ class MissedLaunch(BaseModel, extra="allow"):
     count: Count
     last_seen: str = ""
     saving: Saving | None = None
+    said_by: str | None = None
 
     @property
     def worth(self) -> Worth:
@@ -233,7 +234,7 @@ class ProtocolClient:
                 arrived; to send them again changes nothing.
         """
         refusals: list[tuple[Document, RefusedError]] = []
-        parts = [*_split(document["records"])]
+        parts = [*_divide(document["records"])]
         while parts:
             records = parts.pop(0)
             part = {**document, "records": records}
@@ -317,7 +318,7 @@ class ProtocolClient:
         for (place, scenario), (launches, saving) in misses.items():
             row = {"context": _to_json(place), "scenario": _to_json(scenario)}
             rows.append({**row, "count": min(launches, 10**9), "saving": saving and dict(saving)})
-        for part in _split(rows):
+        for part in _divide(rows):
             self._json("POST", "/misses", {"misses": part})
 
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[MissedLaunch]:
@@ -472,18 +473,9 @@ def encode(document: Document) -> bytes:
     return json.dumps(document).encode()
 
 
-def _split(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield records or misses in parts within the limits; a single one is not divided."""
-    part, size = list[Any](), 0
-    for row in rows:
-        length = len(json.dumps(row))
-        if part and (len(part) == REQUEST_RECORDS or size + length > REQUEST_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += length
-    if part:
-        yield part
+def _divide(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Divide records or misses into parts of one request each."""
+    return divide(((row, len(json.dumps(row))) for row in rows), REQUEST_RECORDS, REQUEST_BYTES)
 
 
 def _to_json(model: ValueModel) -> Any:

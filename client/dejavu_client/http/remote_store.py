@@ -20,12 +20,7 @@ from dejavu_cache.model.worth import ONCE, MissCount
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 from dejavu_cache.stores.base import CopyChanges
-from dejavu_cache.system.background_threads import (
-    FLUSH_SECONDS,
-    program_is_ending,
-    start_thread,
-    uninterrupted,
-)
+from dejavu_cache.system import background_threads
 from dejavu_cache.system.notices import whoami
 
 from .circuit import BUSY_SECONDS, ServerCalls, jitter
@@ -140,7 +135,7 @@ class RemoteStore(Store):
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return all of the server's records of a context, after sending what is queued."""
-        self.sender.flush(FLUSH_SECONDS)
+        self.sender.flush(background_threads.FLUSH_SECONDS)
         stored = self.calls.ask(lambda client: client.records(context), CONTEXT_SECONDS)
         records = merge_into({}, stored).values()
         return iter(sorted(records, key=lambda record: record.scenario.text))
@@ -167,7 +162,7 @@ class RemoteStore(Store):
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
-        self.sender.flush(FLUSH_SECONDS)
+        self.sender.flush(background_threads.FLUSH_SECONDS)
         contexts = self.calls.ask(lambda client: list(client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
@@ -196,13 +191,13 @@ class RemoteStore(Store):
         self._forget(context)
         for record in records:
             if (pin := record.pin) is not None:  # the admin who pins must see a failure
-                self.sender.flush(FLUSH_SECONDS)
+                self.sender.flush(background_threads.FLUSH_SECONDS)
                 self.client.pin(context, record.scenario, pin.config, pin.by or whoami())
                 self._forget(context)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records on the server, after sending what is queued; return their number."""
-        self.sender.flush(FLUSH_SECONDS)
+        self.sender.flush(background_threads.FLUSH_SECONDS)
         self._forget(context)
         return self.client.delete(context, scenarios)
 
@@ -248,7 +243,7 @@ class RemoteStore(Store):
 
     def close(self) -> None:
         """Send what is queued; if that takes longer than `FLUSH_SECONDS`, it waits on disk."""
-        self.sender.finish(FLUSH_SECONDS)
+        self.sender.finish(background_threads.FLUSH_SECONDS)
         self.sender.interrupt()
 
 
@@ -308,7 +303,7 @@ class _ServerLease:
     @contextmanager
     def keep_alive(self) -> Iterator[None]:
         """Renew the acquired lease in a thread of its own, and have it released at the end."""
-        start_thread(self._renew, "dejavu-cache lease", in_turns=True)
+        background_threads.start_thread(self._renew, "dejavu-cache lease", in_turns=True)
         try:
             yield
         finally:
@@ -316,7 +311,7 @@ class _ServerLease:
             self._store.sender.release(str(self._lease))
 
     def _renew(self) -> bool:
-        if self._is_over.wait(LEASE_SECONDS / 3) or program_is_ending():
+        if self._is_over.wait(LEASE_SECONDS / 3) or background_threads.program_is_ending():
             return False
         with suppress(RemoteError):
             try:
@@ -363,7 +358,7 @@ class _ContextState:
             if parts := changed.recalls.get(digest):
                 self.recalls[digest] = parts
         for record in changed.records:
-            with uninterrupted():
+            with background_threads.uninterrupted():
                 if (digest := record.scenario.digest) in self.tags:
                     text = canonical_json(record).encode()
                     self.tags[digest] = hashlib.sha256(text).hexdigest()[:16]

@@ -22,13 +22,7 @@ from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.model.worth import MissCount
 from dejavu_cache.stores.file import hold_lock
-from dejavu_cache.system.background_threads import (
-    Finisher,
-    at_program_end,
-    program_is_ending,
-    start_thread,
-    uninterrupted,
-)
+from dejavu_cache.system import background_threads
 from dejavu_cache.system.fork_lock import ForkCondition
 from dejavu_cache.system.notices import counted, warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
@@ -166,7 +160,7 @@ class Spool:
             )
 
 
-class Sender(Finisher):
+class Sender(background_threads.Finisher):
     """Queue of records, misses and lease releases, and the thread that sends them in order.
 
     `put` writes records to the spool before it returns, and the thread deletes them there once the
@@ -186,7 +180,7 @@ class Sender(Finisher):
         self._calls = calls
         self._spool = spool
         self._reset()
-        at_program_end(self)
+        background_threads.at_program_end(self)
         _senders.add(self)
 
     def _reset(self) -> None:
@@ -205,7 +199,9 @@ class Sender(Finisher):
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Spool records, queue them, and return."""
-        with uninterrupted():  # also a daemon thread of the program's own may put records
+        with (
+            background_threads.uninterrupted()
+        ):  # also a daemon thread of the program's own may put records
             text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
         item = self._spool.write(text) or text
         with self._condition:
@@ -232,7 +228,10 @@ class Sender(Finisher):
             self._is_woken = True
             if not self._has_thread:
                 self._has_thread = (
-                    start_thread(self._turn, "dejavu-cache sender", in_turns=True) is not None
+                    background_threads.start_thread(
+                        self._turn, "dejavu-cache sender", in_turns=True
+                    )
+                    is not None
                 )
             self._condition.notify_all()
 
@@ -294,7 +293,7 @@ class Sender(Finisher):
     def _turn(self) -> bool:
         """Send what is queued, and what waits in the spool; return False to end the thread."""
         with self._condition:
-            if (self._is_stopping and not self._is_woken) or program_is_ending():
+            if (self._is_stopping and not self._is_woken) or background_threads.program_is_ending():
                 self._has_thread = False
                 self._condition.notify_all()
                 return False
@@ -349,7 +348,7 @@ class Sender(Finisher):
 
     @property
     def _must_stop_tending(self) -> bool:
-        return self._is_woken or self._is_stopping or program_is_ending()
+        return self._is_woken or self._is_stopping or background_threads.program_is_ending()
 
     def _tend_spool(self) -> None:
         now = time.monotonic()

@@ -29,13 +29,7 @@ import httpcore  # noqa: F401
 import httpx
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.system.background_threads import (
-    Finisher,
-    at_program_end,
-    program_is_ending,
-    start_thread,
-    uninterrupted,
-)
+from dejavu_cache.system import background_threads
 from dejavu_cache.system.fork_lock import ForkLock
 from dejavu_cache.system.notices import size_text, warn_once
 
@@ -83,7 +77,7 @@ class ServerAnswer(NamedTuple):
     body: bytes
 
 
-class Transport(Finisher):
+class Transport(background_threads.Finisher):
     """Connections to servers, which requests of all threads share.
 
     Args:
@@ -94,7 +88,7 @@ class Transport(Finisher):
         """Open no connection yet."""
         self._handler = handler
         self.abandon()
-        at_program_end(self)
+        background_threads.at_program_end(self)
 
     def abandon(self) -> None:
         """Begin anew in a forked child: the connections are its parent's."""
@@ -166,7 +160,7 @@ class Transport(Finisher):
             except BaseException as error:
                 outcomes.put(error)
 
-        if start_thread(ask, "dejavu-cache request") is None:
+        if background_threads.start_thread(ask, "dejavu-cache request") is None:
             ask()
         start = time.monotonic()
         while True:
@@ -206,7 +200,7 @@ class Transport(Finisher):
                 connection = details["return_value"].get_extra_info("socket")
                 with self._lock:
                     self._sockets.add(connection)
-                if program_is_ending():
+                if background_threads.program_is_ending():
                     _shut_down(connection)
 
         try:
@@ -220,9 +214,9 @@ class Transport(Finisher):
 
     def _open_client(self) -> httpx.Client:
         """Return the client, made with the proxies and certificates that the environment names."""
-        if program_is_ending():
+        if background_threads.program_is_ending():
             raise UnreachableError("no server is asked while the program ends")
-        with uninterrupted(), self._lock:
+        with background_threads.uninterrupted(), self._lock:
             if self._client is None:
                 try:  # to set up OpenSSL
                     hooks = {"response": [_read_no_redirect]}

@@ -200,7 +200,7 @@ def content_of(answer: ServerAnswer, url: str) -> tuple[bytes, str]:
 
 def _read_local(path: Path, largest: int) -> tuple[bytes, str]:
     try:
-        with safe_files.open_to_read(path) as file:
+        with safe_files.open_to_read(Path(os.path.realpath(path))) as file:  # mounts have links
             data = file.read(largest + 1)
     except FileNotFoundError:
         raise StoreError(f"{path} is not there: check the set's URL") from None

@@ -216,13 +216,15 @@ class StaticStore(Store):
 
     def _fetch_index(self) -> None:
         where = f"{self.calls.url}/{INDEX}"
+        self._read_copy()
+        known = self._index
         answer = self.calls.read(INDEX, LARGEST_INDEX, self._etag)
         if answer is None:
             return
         data, etag = answer
         with uninterrupted(), self._lock:
-            self._read_copy()  # which another process may have renewed
-            if data == self._data:
+            self._read_copy()
+            if data == self._data or self._index is not known:  # another process was faster
                 return
             index = read_index(data, self._key, where)
             if self._index is not None and index.serial <= self._index.serial:

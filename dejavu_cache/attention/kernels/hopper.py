@@ -76,9 +76,9 @@ def available(device: torch.device) -> bool:
     """Return whether the kernel runs on a device at all."""
     if pretended := pretended_device():
         return COVERED and pretended.arch == "sm_90"
-    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or is_interpreting():
+    if not COVERED or device.type == "cpu" or not torch.cuda.is_available() or is_interpreting():
         return False
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+    return torch.version.hip is None and torch.cuda.get_device_capability(device.index)[0] == 9
 
 
 SWIZZLED_ROW = 128

@@ -124,9 +124,9 @@ def _shared_zeros(device: torch.device, stream: int, count: int) -> torch.Tensor
 
 @cache
 def num_sms(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU; 2 for Triton's interpreter."""
+    """Return the multiprocessors of a GPU, of meta tensors the current one's; 2 without one."""
     if pretended := pretended_device():
         return pretended.units
-    if device.type != "cuda":
+    if device.type == "cpu" or not torch.cuda.is_available():
         return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device.index).multi_processor_count

@@ -32,8 +32,8 @@ from .planned_attention import (
     LayerShape,
     ServingLimits,
     StepInputs,
+    begin_warm_up,
     split_cache,
-    warm_up_attention,
 )
 from .plugin import warm_up_when_loaded
 
@@ -259,6 +259,11 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         self._dtype: torch.dtype | None = None
         self._cache: torch.Tensor | None = None
         self._views: tuple[torch.Tensor, torch.Tensor] | None = None
+        model, cache = self.config.model_config, self.config.cache_config
+        # The size of blocks beside states is settled after the weights, and so are 0.29's layouts.
+        is_settled = not (getattr(model, "is_hybrid", False) or hasattr(cache, "kv_cache_layout"))
+        if is_settled and torch.cuda.is_available():
+            begin_warm_up(*self._expected(model.dtype))
 
     def _refuse_unsupported(self, extra: dict[str, Any]) -> None:
         parallel = self.config.parallel_config
@@ -295,8 +300,13 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
 
     def warm_up(self, block_size: int | None = None) -> None:
         """Have the kernels compiled for blocks of a size, by default the engine's."""
-        if self._dtype is None:
-            return
+        if self._dtype is not None and torch.cuda.is_available():
+            begin_warm_up(*self._expected(self._dtype, block_size)).finish()
+
+    def _expected(
+        self, dtype: torch.dtype, block_size: int | None = None
+    ) -> tuple[LayerShape, LayerFeatures, ServingLimits]:
+        """Return what a warm-up is told: what the layer is like, and the engine's limits."""
         scheduler, model = self.config.scheduler_config, self.config.model_config
         speculative = self.config.speculative_config
         drafted = getattr(speculative, "num_speculative_tokens", None) or 0
@@ -305,8 +315,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
             page=block_size or self.config.cache_config.block_size or 16,
-            dtype=self._dtype,
-            cache_dtype=self._cache_dtype or self._dtype,
+            dtype=dtype,
+            cache_dtype=self._cache_dtype or dtype,
             cache_order=_cache_order(self.config.cache_config),
         )
         limits = ServingLimits(
@@ -315,7 +325,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             max_context=model.max_model_len,
             decoded_at_once=1 + drafted,
         )
-        warm_up_attention(shape, self._features, limits)
+        return shape, self._features, limits
 
     def forward(
         self,

@@ -5,6 +5,7 @@ described by few numbers, and launched with tensors that are tiny in memory: all
 same block of an empty cache.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,9 @@ from ... import attention
 from ...attention.batch import Scales
 from ...attention.schedule import FEW_SEQS
 from ...runtime.service_phase import without_benchmarks
+from ...system.background_threads import start_thread
 from ...system.notices import logger
+from ...triton_internals.compilation import load_binary
 from ...tuning.compile_ahead import compile_together
 
 CACHE_DTYPES = {
@@ -327,8 +330,9 @@ def made_up_step(
     if shape.cache_dtype != shape.dtype:
         scale = torch.ones((), dtype=torch.float32, device=device)
         features = features._replace(k_scale=scale, v_scale=scale)
-    if features.sinks is not None:
-        features = features._replace(sinks=features.sinks.to(device))
+    for name in ("alibi_slopes", "sinks"):
+        if (tensor := getattr(features, name)) is not None:
+            features = features._replace(**{name: tensor.to(device)})
     step = StepInputs(
         tokens,
         max(batch.new),
@@ -352,43 +356,65 @@ def _empty_block(shape: LayerShape, device: torch.device) -> torch.Tensor:
     return cache.permute([order.index(axis) for axis in range(4)]) if order else cache
 
 
-_warmed_up: set[tuple[Any, ...]] = set()
+class _WarmUp:
+    """Warm-up for layers alike, whose imports, look-ups and compilation a thread begins with."""
+
+    def __init__(self, shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> None:
+        """Begin."""
+        self._expected = self._needed = batches_to_expect(limits)
+        self._launch = partial(launch_batch, shape, features)
+        compile_all = partial(self._compile, torch.cuda.current_device())
+        self._thread = start_thread(compile_all, "dejavu-cache warm-up")
+
+    def _compile(self, device: int) -> None:
+        """Compile for batches of meta tensors, and keep one of those that need the same kernels."""
+        needed = []
+        with torch.cuda.device(device):
+            with compile_together() as begun:
+                if begun is None:
+                    return
+                for batch in self._expected:
+                    before = len(begun)
+                    with suppress(Exception):  # raised again by the launches that follow
+                        self._launch(batch, torch.device("meta"))
+                        if len(begun) == before:
+                            continue
+                    needed.append(batch)
+            for _, compiled in begun.values():
+                with suppress(Exception):
+                    load_binary(compiled)
+        self._needed = needed
+
+    def finish(self) -> None:
+        """Launch what is needed; a second call does nothing."""
+        start = time.perf_counter()
+        if self._thread is not None:
+            self._thread.join()
+        needed, self._needed = self._needed, []
+        for batch in needed:
+            self._launch(batch, torch.device("cuda", torch.cuda.current_device()))
+        if needed:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
+            kinds, taken = len(self._expected), time.perf_counter() - start
+            logger.info("attention is ready for %d kinds of batches in %.1f s", kinds, taken)
 
 
-def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> None:
-    """Launch attention for the batches to expect, once per process for layers alike.
+_warm_ups: dict[tuple[Any, ...], _WarmUp] = {}
 
-    Of batches that need the same kernels, one is launched. Configs come from records. The launches
-    benchmark nothing, and put what has no record on the worklist.
+os.register_at_fork(after_in_child=_warm_ups.clear)  # threads of the parent compile
 
-    Args:
-        shape: the layer's.
-        features: the layer's.
-        limits: the engine's.
+
+def begin_warm_up(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> _WarmUp:
+    """Begin a warm-up in a thread, once per process for layers alike.
+
+    Of batches that need the same kernels, one is launched when it is finished. Configs come from
+    records. The launches benchmark nothing, and put what has no record on the worklist.
     """
     key = shape, features.kind, limits
-    if key in _warmed_up or not torch.cuda.is_available():
-        return
-    _warmed_up.add(key)
-    device = torch.device("cuda", torch.cuda.current_device())
-    start = time.perf_counter()
-    expected = batches_to_expect(limits)
-    launches = [partial(launch_batch, shape, features, batch, device) for batch in expected]
-    needed = []
-    with compile_together() as begun:
-        for launch in launches:
-            before = -1 if begun is None else len(begun)
-            with suppress(Exception):  # raised again by the launches that follow
-                if begun is not None:
-                    launch()
-            if begun is None or len(begun) > before:
-                needed.append(launch)
-    for launch in needed:
-        launch()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
-    taken = time.perf_counter() - start
-    logger.info("attention is ready for %d kinds of batches in %.1f s", len(expected), taken)
+    if key not in _warm_ups:
+        _warm_ups[key] = _WarmUp(shape, features, limits)
+    return _warm_ups[key]
 
 
 def launch_batch(

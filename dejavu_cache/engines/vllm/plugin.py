@@ -3,12 +3,13 @@
 It tells the library in which phase a GPU worker is: loading weights, warming up, or serving.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
 from ...runtime.launch_recorder import record_launches_of
 from ...runtime.prewarmed_binaries import COMPILED, use_prewarmed_binaries
-from ...runtime.service_phase import serving
+from ...runtime.service_phase import is_serving, serving, warmup
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import counted, logger
@@ -19,16 +20,15 @@ class _Layers:
 
     def __init__(self) -> None:
         self._waiting: list[Any] = []
-        self._is_loaded = False
+        self.are_loaded = False
 
     def add(self, layer: Any) -> None:
-        if self._is_loaded:  # weights may be loaded again while the engine serves
-            layer.warm_up()
-        else:
-            self._waiting.append(layer)
+        self._waiting.append(layer)
+        if self.are_loaded:  # weights may be loaded again while the engine serves
+            self.warm_up()
 
     def warm_up(self) -> None:
-        self._is_loaded = True
+        self.are_loaded = True
         while self._waiting:
             self._waiting.pop(0).warm_up()
 
@@ -44,6 +44,11 @@ def warm_up_when_loaded(layer: Any) -> None:
     _layers.add(layer)
 
 
+def _starting() -> AbstractContextManager[None]:
+    """Return a block in which a worker may tune and compile, also while another engine serves."""
+    return warmup() if is_serving() else nullcontext()
+
+
 def follow_worker(worker_module: Any) -> None:
     """Have the worker warm its layers up, and serve when it has captured its graphs.
 
@@ -56,26 +61,37 @@ def follow_worker(worker_module: Any) -> None:
     for package in ("vllm", "dejavu_cache"):
         record_launches_of(package)
     worker = worker_module.Worker
-    measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
+    load, measure = worker.load_model, worker.determine_available_memory
+    warm_up = worker.compile_or_warm_up_model
+
+    @wraps(load)
+    def load_model(*args: Any, **kwargs: Any) -> object:
+        _layers.are_loaded = False
+        with _starting():
+            return load(*args, **kwargs)
 
     @wraps(measure)
     def determine_available_memory(*args: Any, **kwargs: Any) -> object:
-        _layers.warm_up()
-        return measure(*args, **kwargs)
+        with _starting():
+            _layers.warm_up()
+            return measure(*args, **kwargs)
 
     @wraps(warm_up)
     def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> object:
-        _layers.warm_up()  # some engines are told their memory
-        result = warm_up(*args, **kwargs)
+        with _starting():
+            _layers.warm_up()  # some engines are told their memory
+            result = warm_up(*args, **kwargs)
         if COMPILED:
             logger.warning(
                 "%s had to be compiled (%s): the prewarmed folder is for another GPU, code or "
                 "model; `dejavu-cache doctor` says more",
                 *(counted(len(COMPILED), "kernel"), ", ".join(sorted(set(COMPILED)))),
             )
+            COMPILED.clear()
         serving()
         return result
 
+    worker.load_model = load_model
     worker.determine_available_memory = determine_available_memory
     worker.compile_or_warm_up_model = compile_or_warm_up_model
 

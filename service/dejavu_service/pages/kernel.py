@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query, Response
@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from dejavu_cache.model.record import Measurement, Record
-from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, divide_values
 
 from ..errors import NotFoundError
 from ..services.access import NAMESPACE
@@ -32,13 +32,6 @@ _BY_NUMBER = ("median", "excess", "differs", "slower")
 """Columns by which scenarios are sorted in descending order; others are arguments."""
 
 
-def _divide(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values that all rows share, by name, and the names whose values differ."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    varying = [name for name in names if len({canonical_json(row.get(name)) for row in rows}) > 1]
-    return {name: rows[0][name] for name in names if name not in varying}, varying
-
-
 class ScenarioColumns:
     """The arguments of scenarios, divided into those that vary and those that do not.
 
@@ -49,7 +42,7 @@ class ScenarioColumns:
 
     def __init__(self, scenarios: Iterable[Scenario]) -> None:
         """Divide the arguments of some scenarios."""
-        self.shared, self.varying = _divide([scenario.values for scenario in scenarios])
+        self.shared, self.varying = divide_values([scenario.values for scenario in scenarios])
 
     def cells(self, scenario: Scenario) -> list[Any]:
         """Return a scenario's values of the varying arguments."""
@@ -79,13 +72,13 @@ class ConfigNames:
 
     def __init__(self, configs: Iterable[Config]) -> None:
         """Find what some configs share; a config alone keeps its full name."""
-        rows = [{**config.params, **config.options} for config in dict.fromkeys(configs)]
-        self.shared, _ = _divide(rows) if len(rows) > 1 else ({}, [])
+        rows = [config.values for config in dict.fromkeys(configs)]
+        self.shared, _ = divide_values(rows) if len(rows) > 1 else ({}, [])
 
     def name(self, config: Config) -> str:
         """Return a config's values without the shared ones."""
-        values = {**config.params, **config.options}
-        differing = [f"{name}={value}" for name, value in values.items() if name not in self.shared]
+        values = config.values.items()
+        differing = [f"{name}={value}" for name, value in values if name not in self.shared]
         return ", ".join(differing) or str(config)
 
     def name_text(self, text: str | None) -> str:

@@ -7,29 +7,18 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 from fastapi import Path, Query, Response
 from pydantic import BaseModel, ConfigDict, StrictBool
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Text,
-    and_,
-    cast,
-    func,
-    or_,
-    select,
-    tuple_,
-    update,
-)
 
+from dejavu_cache.model.record import divide
 from dejavu_cache.model.scenario import Moment
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts as stored_contexts
 from ..storage import records, summaries
 from ..storage.database import Database
-from ..storage.sql import contains, divide, ends_with, epoch, starts_with
+from ..storage.sql import contains, ends_with, epoch, starts_with
 from ..storage.tables import acts, contexts, parts
 from .log import write_log
 from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
@@ -112,11 +101,13 @@ def list_writers(
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)
-    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    own = sa.select(contexts.c.id).where(contexts.c.namespace == namespace)
     writers = summaries.count_measurements(own)
-    key, last = (writers.c.sender, writers.c.measured_by.label("by")), func.max(writers.c.last)
+    key, last = (writers.c.sender, writers.c.measured_by.label("by")), sa.func.max(writers.c.last)
     query = (
-        select(*key, func.sum(writers.c.measurements).label("measurements"), last.label("last"))
+        sa.select(
+            *key, sa.func.sum(writers.c.measurements).label("measurements"), last.label("last")
+        )
         .group_by(*key)
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
@@ -142,7 +133,7 @@ def create_quarantine(
     database, principal = call.database, call.principal
     if request.token is None and request.host is None:
         raise InvalidRequestError("name the token or the host that wrote what is to go")
-    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    own = sa.select(contexts.c.id).where(contexts.c.namespace == namespace)
     is_meant = _is_meant(parts.c.context_id.in_(own), request)
     if request.preview:
         response.status_code = 200
@@ -159,35 +150,37 @@ def create_quarantine(
                 break
             context = stored_contexts.lock(connection, namespace, digest)
             if context is not None:
-                shown = and_(parts.c.context_id == context.id, parts.c.scenario.in_(page))
+                shown = sa.and_(parts.c.context_id == context.id, parts.c.scenario.in_(page))
                 is_shown = _is_meant(shown, request)
                 records.hide(connection, context, page, is_shown, act, principal.name)
     with database.read() as connection:
         return _count(connection, parts.c.hidden_by == act, act)
 
 
-def _count(connection: Connection, meant: ColumnElement[bool], act: str | None) -> Quarantined:
+def _count(
+    connection: sa.Connection, meant: sa.ColumnElement[bool], act: str | None
+) -> Quarantined:
     """Count the parts that are meant, and the records and contexts that have them."""
-    record = cast(parts.c.context_id, Text) + parts.c.scenario
-    query = select(
-        func.count(parts.c.context_id.distinct()).label("contexts"),
-        func.count(record.distinct()).label("records"),
-        func.count().filter(parts.c.kind == "measurement").label("measurements"),
-        func.count().filter(parts.c.kind == "winner").label("winners"),
+    record = sa.cast(parts.c.context_id, sa.Text) + parts.c.scenario
+    query = sa.select(
+        sa.func.count(parts.c.context_id.distinct()).label("contexts"),
+        sa.func.count(record.distinct()).label("records"),
+        sa.func.count().filter(parts.c.kind == "measurement").label("measurements"),
+        sa.func.count().filter(parts.c.kind == "winner").label("winners"),
     ).where(meant)
     return Quarantined(id=act, **connection.execute(query).one()._asdict())
 
 
-def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str, list[str]]]:
+def _pages(database: Database, meant: sa.ColumnElement[bool]) -> Iterator[tuple[str, list[str]]]:
     """Yield contexts and scenarios with parts that are meant, as many as one transaction changes.
 
     A transaction locks one context only, and so waits for nobody who waits for it.
     """
-    having = select(parts.c.context_id, parts.c.scenario).where(meant).distinct().subquery()
+    having = sa.select(parts.c.context_id, parts.c.scenario).where(meant).distinct().subquery()
     is_part = (parts.c.context_id == having.c.context_id, parts.c.scenario == having.c.scenario)
     query = (
-        select(contexts.c.digest, having.c.scenario, func.count().label("parts"))
-        .select_from(having.join(parts, and_(*is_part)))
+        sa.select(contexts.c.digest, having.c.scenario, sa.func.count().label("parts"))
+        .select_from(having.join(parts, sa.and_(*is_part)))
         .join(contexts, contexts.c.id == having.c.context_id)
         .group_by(contexts.c.digest, having.c.scenario)
         .order_by(contexts.c.digest, having.c.scenario)
@@ -195,11 +188,12 @@ def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str
     with database.read() as connection:
         rows = connection.execute(query).all()
     for digest, group in groupby(rows, attrgetter("digest")):
-        for page in divide(group, attrgetter("parts"), _MOST_SCENARIOS, _MOST_PARTS):
-            yield digest, [row.scenario for row in page]
+        sized = ((row.scenario, row.parts) for row in group)
+        for page in divide(sized, _MOST_SCENARIOS, _MOST_PARTS):
+            yield digest, page
 
 
-def _is_meant(own: ColumnElement[bool], request: QuarantineRequest) -> ColumnElement[bool]:
+def _is_meant(own: sa.ColumnElement[bool], request: QuarantineRequest) -> sa.ColumnElement[bool]:
     """Return whether one of some parts is meant: a winner goes with its sender's measurement.
 
     A winner does not say which host it came from, and would stand by another's measurement of its
@@ -213,26 +207,26 @@ def _is_meant(own: ColumnElement[bool], request: QuarantineRequest) -> ColumnEle
     if request.token is not None:
         # A sender is `name (id)`, behind which a promotion writes from where it was.
         is_named = starts_with(parts.c.sender, f"{request.token} (")
-        clauses.append(or_(is_named, contains(parts.c.sender, f" ({request.token})")))
+        clauses.append(sa.or_(is_named, contains(parts.c.sender, f" ({request.token})")))
     if request.host is not None:
         clauses.append(ends_with("@" + parts.c.measured_by, f"@{request.host}"))
-    is_measured = and_(*clauses, parts.c.kind == "measurement")
+    is_measured = sa.and_(*clauses, parts.c.kind == "measurement")
     key = (parts.c.context_id, parts.c.scenario, parts.c.config, parts.c.sender)
-    goes_with_it = tuple_(*key).in_(select(*key).where(is_measured))
-    winners = and_(own, parts.c.kind == "winner", parts.c.hidden_by.is_(None), goes_with_it)
+    goes_with_it = sa.tuple_(*key).in_(sa.select(*key).where(is_measured))
+    winners = sa.and_(own, parts.c.kind == "winner", parts.c.hidden_by.is_(None), goes_with_it)
     if request.host is None:
-        winners = or_(winners, and_(*clauses, parts.c.kind == "winner"))
-    return or_(is_measured, winners)
+        winners = sa.or_(winners, sa.and_(*clauses, parts.c.kind == "winner"))
+    return sa.or_(is_measured, winners)
 
 
 @router.get("/{namespace}/quarantines")
 def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
     """List the quarantines, also those that are undone."""
     call.principal.require("admin", namespace)
-    hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).label("parts")
+    hidden = sa.select(sa.func.count()).where(parts.c.hidden_by == acts.c.id).label("parts")
     moments = (acts.c.at.label("created"), acts.c.undone_at.label("undone"))
     query = (
-        select(acts.c.id, acts.c.actor, acts.c.wanted.label("request"), *moments, hidden)
+        sa.select(acts.c.id, acts.c.actor, acts.c.wanted.label("request"), *moments, hidden)
         .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
         .order_by(acts.c.at.desc(), acts.c.id)
     )
@@ -254,14 +248,14 @@ def undo_quarantine(
     call.principal.require("admin", namespace)
     is_hidden = parts.c.hidden_by == quarantine_id
     with call.database.write() as connection:
-        is_left = select(select(parts.c.id).where(is_hidden).exists())
+        is_left = sa.select(sa.select(parts.c.id).where(is_hidden).exists())
         quarantine_row = _lock(connection, namespace, quarantine_id)
         if quarantine_row is None or (
             quarantine_row.undone_at is not None and not connection.scalar(is_left)
         ):
             raise NotFoundError(f"there is no quarantine {quarantine_id!r} that could be undone")
         if quarantine_row.undone_at is None:
-            chosen = update(acts).where(acts.c.id == quarantine_id)
+            chosen = sa.update(acts).where(acts.c.id == quarantine_id)
             connection.execute(chosen.values(undone_at=epoch()))
             write_log(connection, call.principal, "undo quarantine", namespace, id=quarantine_id)
         restored = _count(connection, is_hidden, quarantine_id)
@@ -273,7 +267,9 @@ def undo_quarantine(
     return restored
 
 
-def _lock(connection: Connection, namespace: str, act: str, **values: None) -> Row[Any] | None:
+def _lock(
+    connection: sa.Connection, namespace: str, act: str, **values: None
+) -> sa.Row[Any] | None:
     """Lock a quarantine, with some values, until the transaction ends; None if there is none."""
-    query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", **values)
+    query = sa.select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", **values)
     return connection.execute(query.with_for_update()).first()

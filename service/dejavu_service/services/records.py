@@ -10,14 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
-from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
+from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet, divide
 from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, merging, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.merging import Part, StoredRecord
-from ..storage.sql import divide
 from ..storage.tables import contexts as stored_contexts
 from .access import Principal
 from .log import write_log
@@ -347,7 +346,7 @@ def _changes(
     hidden = record_texts.load_hidden(connection, *key, wanted)
     sizes = record_texts.load_sizes(connection, *key, wanted)
     changed: list[str] = []
-    for page in divide(sizes, sizes.__getitem__, len(sizes), _PART_BYTES):
+    for page in divide(sizes.items(), len(sizes), _PART_BYTES):
         if room <= 0:
             revision = ""
             break

@@ -13,23 +13,14 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.record import RecordSet, divide
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.system.notices import counted
 
-from ..errors import (
-    AccessDeniedError,
-    InvalidJsonError,
-    InvalidRequestError,
-    InvalidValueError,
-    NotFoundError,
-    TooLargeError,
-    UnavailableError,
-)
+from .. import errors
 from ..storage import contexts, merging, record_texts, records
 from ..storage.database import Database
 from ..storage.merging import StoredRecord
-from ..storage.sql import divide
 from ..storage.tables import contexts as stored
 from ..storage.tables import parts
 from .access import NAMESPACE, Principal
@@ -117,7 +108,9 @@ class _Export(StreamingResponse):
         credential, principals = self._call.credential, self._call.server.principals
         async for line in iterate_in_threadpool(lines):
             if credential and await principals.find(credential) is None:
-                raise AccessDeniedError("the token has expired or was revoked during the export")
+                raise errors.AccessDeniedError(
+                    "the token has expired or was revoked during the export"
+                )
             yield line
 
 
@@ -142,7 +135,7 @@ def _export_lines(call: Call, namespace: str, kernel: str | None) -> Iterator[st
         with call.database.read() as connection:
             sizes = record_texts.load_sizes(connection, namespace, digest)
         call.server.reader.used.add((namespace, digest))
-        for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
+        for page in divide(sizes.items(), _MOST_RECORDS, _MOST_BYTES):
             with call.database.read() as connection:
                 loaded = record_texts.load_records(connection, namespace, digest, page)
             if loaded is not None:
@@ -174,7 +167,7 @@ async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
         try:
             await run_in_threadpool(file.write, chunk)
         except OSError as error:
-            raise UnavailableError(
+            raise errors.UnavailableError(
                 "the server has no room for the import among its temporary files "
                 f"({error.strerror}): send it in parts, or ask its admin for room"
             ) from None
@@ -215,7 +208,7 @@ def import_lines(
     imported = Imported()
     for record_set in _parse_lines(lines):
         if is_stopping():
-            raise UnavailableError(
+            raise errors.UnavailableError(
                 f"the server stops and has imported {imported.sets} of "
                 f"{counted(checked.sets, 'context')}: "
                 "send the same again, which changes nothing of these"
@@ -235,7 +228,7 @@ def _parse_lines(lines: IO[bytes]) -> Iterator[RecordSet]:
     while line := lines.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
-            raise TooLargeError(
+            raise errors.TooLargeError(
                 f"line {number} has over {_LONGEST_LINE} bytes: split its records over lines"
             )
         if not line.strip():
@@ -243,8 +236,10 @@ def _parse_lines(lines: IO[bytes]) -> Iterator[RecordSet]:
         try:
             record_set = validate_json(line, RecordSet, math.inf)
         # A moment whose offset takes it out of the years 1 to 9999 overflows.
-        except (InvalidJsonError, InvalidValueError, OverflowError) as error:
-            raise InvalidRequestError(f"line {number}: {error}; nothing was imported") from None
+        except (errors.InvalidJsonError, errors.InvalidValueError, OverflowError) as error:
+            raise errors.InvalidRequestError(
+                f"line {number}: {error}; nothing was imported"
+            ) from None
         check_record_set(record_set)
         yield record_set
 
@@ -255,7 +250,7 @@ def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Pr
     """Copy records to another namespace, where their winners replace those of the target."""
     call.principal.require("admin", promotion.to)
     if namespace == promotion.to:
-        raise InvalidRequestError(
+        raise errors.InvalidRequestError(
             f"{namespace!r} cannot be promoted to itself: name another namespace in `to`"
         )
     listed = contexts.select_with_records(namespace, promotion.kernel, stored.c.id)
@@ -266,7 +261,7 @@ def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Pr
             _require_writers(connection, namespace, context_id, promotion.writers)
     if not ids:
         kernel = promotion.kernel or "any kernel"
-        raise NotFoundError(f"namespace {namespace!r} has no records of {kernel}")
+        raise errors.NotFoundError(f"namespace {namespace!r} has no records of {kernel}")
     copied = 0
     for context_id in ids:
         with call.database.write() as connection:
@@ -288,7 +283,7 @@ def _require_writers(
     query = select(parts.c.sender).distinct().where(*is_carried)
     for sender in sorted(connection.execute(query).scalars()):
         if _TOKEN_ID.sub("", sender) not in writers:
-            raise InvalidRequestError(
+            raise errors.InvalidRequestError(
                 f"namespace {source!r} has records of {sender or 'an unknown writer'}, which "
                 f"{', '.join(writers)} did not write: nothing of their context is promoted"
             )

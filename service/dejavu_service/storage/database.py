@@ -13,19 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg import Error as PsycopgError
-from psycopg.errors import (
-    DataCorrupted,
-    DeadlockDetected,
-    DiskFull,
-    IndexCorrupted,
-    InsufficientPrivilege,
-    InvalidSchemaName,
-    LockNotAvailable,
-    ReadOnlySqlTransaction,
-    SerializationFailure,
-    UndefinedColumn,
-    UndefinedTable,
-)
+from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
@@ -53,16 +41,16 @@ _IS_UNPREPARED = (
     "the database lacks tables that this version needs, or rights of the server's role to them"
 )
 _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
-    IS_DAMAGED: (("malformed", "not a database"), (DataCorrupted, IndexCorrupted)),
+    IS_DAMAGED: (("malformed", "not a database"), (pg.DataCorrupted, pg.IndexCorrupted)),
     "the database is busy with others who write": (
         ("is locked",),
-        (DeadlockDetected, LockNotAvailable, SerializationFailure),
+        (pg.DeadlockDetected, pg.LockNotAvailable, pg.SerializationFailure),
     ),
-    "the database may only be read now": (("readonly",), (ReadOnlySqlTransaction,)),
-    "the database has no room left on its disk": (("is full",), (DiskFull,)),
+    "the database may only be read now": (("readonly",), (pg.ReadOnlySqlTransaction,)),
+    "the database has no room left on its disk": (("is full",), (pg.DiskFull,)),
     _IS_UNPREPARED: (
         ("no such table",),
-        (InsufficientPrivilege, InvalidSchemaName, UndefinedColumn, UndefinedTable),
+        (pg.InsufficientPrivilege, pg.InvalidSchemaName, pg.UndefinedColumn, pg.UndefinedTable),
     ),
     "the database was moved, replaced or deleted while the server ran, which must be restarted": (
         (_FILE_IS_GONE,),
@@ -247,9 +235,9 @@ class _Bounded(psycopg.Connection[Any]):
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """Wait for what a generator of psycopg does, which hears of nothing ten times a second."""
         is_outside = self.pgconn.transaction_status == TransactionStatus.IDLE
-        return super().wait(self._bound(gen, self.silence[is_outside]), *args, **options)
+        return super().wait(self._bound_wait(gen, self.silence[is_outside]), *args, **options)
 
-    def _bound(self, gen: Any, seconds: float) -> Generator[Any, Any, Any]:
+    def _bound_wait(self, gen: Any, seconds: float) -> Generator[Any, Any, Any]:
         end, ready = time.monotonic() + seconds, None
         try:
             while True:

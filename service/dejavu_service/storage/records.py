@@ -5,20 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    bindparam,
-    case,
-    delete,
-    false,
-    func,
-    literal_column,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
@@ -33,15 +20,15 @@ _NUMBERS = ("chosen", "median", "best", "slowest", "configs", "failed", "seconds
 # What an upsert sets of rows that are there. SQLAlchemy's `excluded` would copy all columns for
 # each statement, a quarter of its time.
 _REPLACED: dict[str, Any] = {
-    name: literal_column(f"excluded.{name}")
+    name: sa.literal_column(f"excluded.{name}")
     for name in (*_NUMBERS, "launches", "pinned", "promoted", "changed_at", "text")
 }
 _RECORD = [
     *(records.c[name] for name in ("scenario", "scenario_text", "launches", "promoted")),
     records.c.deleted_at,
-    func.length(records.c.text),
+    sa.func.length(records.c.text),
 ]
-_SHOWN_TEXT = case((parts.c.hidden_by.is_(None), parts.c.text), else_="")
+_SHOWN_TEXT = sa.case((parts.c.hidden_by.is_(None), parts.c.text), else_="")
 _PART = [
     _SHOWN_TEXT if name == "text" else parts.c[name]
     for name in Part.__dataclass_fields__
@@ -50,7 +37,7 @@ _PART = [
 
 
 def load(
-    connection: Connection, context_id: int, scenarios: Sequence[str], *, whole: bool = False
+    connection: sa.Connection, context_id: int, scenarios: Sequence[str], *, whole: bool = False
 ) -> dict[str, StoredRecord]:
     """Load records by their scenario's digest, also those whose parts are all hidden.
 
@@ -61,21 +48,21 @@ def load(
         whole: Whether to load the visible measurements that do not stand, too: a writer can send
             any number of them, and who merges needs none.
     """
-    is_needed = or_(
+    is_needed = sa.or_(
         parts.c.stands,
         parts.c.hidden_by.is_not(None),
         parts.c.replaced_by.is_not(None),
         parts.c.kind != "measurement",
     )
     loaded: dict[str, StoredRecord] = {}
-    rows = select(*_RECORD).where(
+    rows = sa.select(*_RECORD).where(
         records.c.context_id == context_id, records.c.scenario.in_(scenarios)
     )
     for row in connection.execute(rows):
         loaded[row[0]] = StoredRecord(*row)
     if not loaded:
         return loaded
-    query = select(parts.c.scenario, *_PART).where(
+    query = sa.select(parts.c.scenario, *_PART).where(
         parts.c.context_id == context_id, parts.c.scenario.in_(list(loaded))
     )
     if not whole:
@@ -92,7 +79,7 @@ def load(
 
 
 def save(
-    connection: Connection,
+    connection: sa.Connection,
     context: LockedContext,
     changed: Collection[StoredRecord],
     by: str,
@@ -134,7 +121,7 @@ def save(
 
 
 def _save_records(
-    connection: Connection,
+    connection: sa.Connection,
     context_id: int,
     changed: Sequence[StoredRecord],
     most_characters: int | None,
@@ -171,11 +158,11 @@ def _save_records(
     statement = statement.on_conflict_do_update(index_elements=key, set_=_REPLACED)
     connection.execute(statement, rows)
     is_tuned = (misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
-    connection.execute(delete(misses).where(*is_tuned))
+    connection.execute(sa.delete(misses).where(*is_tuned))
 
 
 def _insert_parts(
-    connection: Connection, context_id: int, new: Mapping[tuple[str, str], Part]
+    connection: sa.Connection, context_id: int, new: Mapping[tuple[str, str], Part]
 ) -> list[Part]:
     """Insert parts, given by scenario and digest, and return those that were not there."""
     names = ("kind", "config", "digest", "sender", "measured_by", *PartState._fields)
@@ -191,9 +178,9 @@ def _insert_parts(
     return list(map(new.__getitem__, map(tuple, inserted)))
 
 
-def _update_parts(connection: Connection, changed: Sequence[Part]) -> None:
+def _update_parts(connection: sa.Connection, changed: Sequence[Part]) -> None:
     """Update the rows of parts, with the texts of those that were deleted and come back."""
-    statement = update(parts).where(parts.c.id == bindparam("row"))
+    statement = sa.update(parts).where(parts.c.id == sa.bindparam("row"))
     states, texts = [], []
     for part in changed:
         state = part.state._asdict() | {"row": part.id}
@@ -206,17 +193,17 @@ def _update_parts(connection: Connection, changed: Sequence[Part]) -> None:
 
 
 def hide(
-    connection: Connection,
+    connection: sa.Connection,
     context: LockedContext,
     scenarios: Sequence[str],
-    meant: ColumnElement[bool],
+    meant: sa.ColumnElement[bool],
     act: str | None,
     by: str,
 ) -> None:
     """Hide those parts of some records that are meant, or give them back if `act` is None."""
     own = (parts.c.context_id == context.id, parts.c.scenario.in_(scenarios))
-    values = {"hidden_by": act, "stands": false()}
-    connection.execute(update(parts).where(*own, meant).values(values))
+    values = {"hidden_by": act, "stands": sa.false()}
+    connection.execute(sa.update(parts).where(*own, meant).values(values))
     concerned = load(connection, context.id, scenarios, whole=True).values()
     for record in concerned:
         record.is_changed = True
@@ -224,7 +211,7 @@ def hide(
 
 
 def add_act(
-    connection: Connection,
+    connection: sa.Connection,
     namespace: str,
     kind: Literal["delete", "quarantine"],
     actor: str,
@@ -239,7 +226,7 @@ def add_act(
 
 
 def delete_records(
-    connection: Connection, context: LockedContext, scenarios: Sequence[str] | None, by: str
+    connection: sa.Connection, context: LockedContext, scenarios: Sequence[str] | None, by: str
 ) -> int:
     """Hide all parts of records, all of a context if `scenarios` is None; return their number.
 
@@ -250,47 +237,49 @@ def delete_records(
     act = add_act(connection, context.namespace, "delete", by, wanted)
     chosen = records.c.context_id == context.id
     if scenarios is not None:
-        chosen = and_(chosen, records.c.scenario.in_(scenarios))
-    hidden = {"hidden_by": act, "stands": false(), "text": ""}
-    connection.execute(update(parts).where(_parts_of(context.id, chosen)).values(hidden))
+        chosen = sa.and_(chosen, records.c.scenario.in_(scenarios))
+    hidden = {"hidden_by": act, "stands": sa.false(), "text": ""}
+    connection.execute(sa.update(parts).where(_parts_of(context.id, chosen)).values(hidden))
     return _empty(connection, context.id, chosen, by, deleted_at=epoch())
 
 
-def delete_unpinned(connection: Connection, context_id: int) -> int:
+def delete_unpinned(connection: sa.Connection, context_id: int) -> int:
     """Delete a context's records that are neither pinned nor promoted; return their number.
 
     Nothing is recalled, and what was hidden before stays hidden.
     """
     is_kept = records.c.pinned | records.c.promoted | records.c.text.is_(None)
-    chosen = and_(records.c.context_id == context_id, ~is_kept)
+    chosen = sa.and_(records.c.context_id == context_id, ~is_kept)
     is_visible = parts.c.hidden_by.is_(None)
-    connection.execute(delete(parts).where(_parts_of(context_id, chosen), is_visible))
+    connection.execute(sa.delete(parts).where(_parts_of(context_id, chosen), is_visible))
     deleted = _empty(connection, context_id, chosen, None)
-    hidden = select(parts.c.id).where(
+    hidden = sa.select(parts.c.id).where(
         parts.c.context_id == records.c.context_id, parts.c.scenario == records.c.scenario
     )
-    is_needless = and_(records.c.text.is_(None), records.c.deleted_at.is_(None), ~hidden.exists())
-    connection.execute(delete(records).where(records.c.context_id == context_id, is_needless))
+    is_needless = sa.and_(
+        records.c.text.is_(None), records.c.deleted_at.is_(None), ~hidden.exists()
+    )
+    connection.execute(sa.delete(records).where(records.c.context_id == context_id, is_needless))
     return deleted
 
 
-def _parts_of(context_id: int, chosen: ColumnElement[bool]) -> ColumnElement[bool]:
-    scenarios = select(records.c.scenario).where(chosen)
-    return and_(parts.c.context_id == context_id, parts.c.scenario.in_(scenarios))
+def _parts_of(context_id: int, chosen: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    scenarios = sa.select(records.c.scenario).where(chosen)
+    return sa.and_(parts.c.context_id == context_id, parts.c.scenario.in_(scenarios))
 
 
 def _empty(
-    connection: Connection,
+    connection: sa.Connection,
     context_id: int,
-    chosen: ColumnElement[bool],
+    chosen: sa.ColumnElement[bool],
     by: str | None,
     **values: Any,
 ) -> int:
     """Leave nothing of records to readers, and return their number."""
-    shown = and_(chosen, records.c.text.is_not(None))
+    shown = sa.and_(chosen, records.c.text.is_not(None))
     values |= dict.fromkeys((*_NUMBERS, "text", "launches"))
-    values |= {"pinned": false(), "promoted": false()}
-    deleted = connection.execute(update(records).where(shown).values(values)).rowcount
+    values |= {"pinned": sa.false(), "promoted": sa.false()}
+    deleted = connection.execute(sa.update(records).where(shown).values(values)).rowcount
     if deleted:
         contexts.bump_revision(connection, context_id, added=-deleted, by=by)
     return deleted

@@ -1,6 +1,6 @@
 """What both databases need written differently: functions, upserts, the clock, and long lists."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, ClassVar, TypeVar
 
@@ -18,22 +18,6 @@ _CHUNK = 500
 def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield values, as many at a time as one IN list may have."""
     return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
-
-
-def divide(
-    values: Iterable[T], size: Callable[[T], int], most: int, total: int
-) -> Iterator[list[T]]:
-    """Divide values into parts of at most `most`, and of a `total` size or one larger value."""
-    part: list[T] = []
-    used = 0
-    for value in values:
-        if part and (len(part) == most or used + size(value) > total):
-            yield part
-            part, used = [], 0
-        part.append(value)
-        used += size(value)
-    if part:
-        yield part
 
 
 def insert(connection: Connection, table: Table) -> Any:

@@ -5,20 +5,7 @@ from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    Integer,
-    Select,
-    Subquery,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    select,
-    union,
-)
+import sqlalchemy as sa
 
 from dejavu_cache.model.scenario import Context
 
@@ -33,16 +20,16 @@ MOST_SCENARIOS = 100_000
 
 _own = records.c
 # Share by which the chosen config is slower than the best; null if it is not known.
-_excess = case((_own.best > 0, _own.median / _own.best - 1))
-_is_uncompared = and_(_own.chosen.is_not(None), ~_own.pinned, _own.compared.is_(None))
-_SUMMARY = select(
+_excess = sa.case((_own.best > 0, _own.median / _own.best - 1))
+_is_uncompared = sa.and_(_own.chosen.is_not(None), ~_own.pinned, _own.compared.is_(None))
+_SUMMARY = sa.select(
     _own.scenario, _own.scenario_text, _own.chosen, _own.median, _own.best, _own.slowest,
     _own.configs, _own.failed, _own.pinned, _own.compared,
     _excess.label("excess"), _is_uncompared.label("is_uncompared"),
 ).where(_own.text.is_not(None))  # fmt: skip
 
 
-def load(connection: Connection, context_id: int, scenario: str | None = None) -> dict[str, Any]:
+def load(connection: sa.Connection, context_id: int, scenario: str | None = None) -> dict[str, Any]:
     """Load a context's records in numbers, all or one, by their scenario's digest.
 
     Raises:
@@ -65,7 +52,7 @@ _there = contexts.alias("there")
 
 
 def count_differences(
-    connection: Connection, ids: Sequence[int], their_ids: Sequence[int]
+    connection: sa.Connection, ids: Sequence[int], their_ids: Sequence[int]
 ) -> dict[int, dict[str, int]]:
     """Compare contexts with the same ones of another namespace, by their id.
 
@@ -73,22 +60,25 @@ def count_differences(
         The number of records that the other one lacks (`absent`), of those that have another config
         there (`differing`), and of the latter that are pinned there (`pinned`).
     """
-    differs = and_(_theirs.c.seconds.is_not(None), _theirs.c.chosen != _ours.c.chosen)
+    differs = sa.and_(_theirs.c.seconds.is_not(None), _theirs.c.chosen != _ours.c.chosen)
     counted = {
         "absent": _theirs.c.seconds.is_(None),
         "differing": differs,
-        "pinned": and_(differs, _theirs.c.pinned),
+        "pinned": sa.and_(differs, _theirs.c.pinned),
     }
     # Without the ids of both sides, Postgres would read all records of all namespaces.
-    same = and_(
+    same = sa.and_(
         _theirs.c.context_id == _there.c.id,
         _theirs.c.context_id.in_(their_ids),
         _theirs.c.scenario == _ours.c.scenario,
     )
     query = (
-        select(
+        sa.select(
             contexts.c.id,
-            *(func.sum(case((what, 1), else_=0)).label(name) for name, what in counted.items()),
+            *(
+                sa.func.sum(sa.case((what, 1), else_=0)).label(name)
+                for name, what in counted.items()
+            ),
         )
         .join(_there, _there.c.digest == contexts.c.digest)
         .join(_ours, _ours.c.context_id == contexts.c.id)
@@ -160,16 +150,16 @@ class ContextRow(NamedTuple):
 # A page shows the same contexts as the one before it, and parsing one takes 0.1 ms.
 _parse_context = lru_cache(4096)(Context.model_validate_json)
 
-_missing = select(func.count()).where(misses.c.context_id == contexts.c.id).scalar_subquery()
+_missing = sa.select(sa.func.count()).where(misses.c.context_id == contexts.c.id).scalar_subquery()
 _seconds = (
-    select(func.coalesce(func.sum(records.c.seconds), 0.0))
+    sa.select(sa.func.coalesce(sa.func.sum(records.c.seconds), 0.0))
     .where(records.c.context_id == contexts.c.id)
     .scalar_subquery()
 )
 _COMPUTED = {
     "missing": _missing,
     "seconds": _seconds,
-    "changed_at": func.coalesce(contexts.c.changed_at, contexts.c.created_at),
+    "changed_at": sa.func.coalesce(contexts.c.changed_at, contexts.c.created_at),
 }
 _CONTEXT = [
     _COMPUTED[name].label(name) if name in _COMPUTED else contexts.c[name]
@@ -178,7 +168,7 @@ _CONTEXT = [
 
 
 def load_contexts(
-    connection: Connection, namespace: str, kernel: str | None = None, digest: str | None = None
+    connection: sa.Connection, namespace: str, kernel: str | None = None, digest: str | None = None
 ) -> list[ContextRow]:
     """Load contexts with records or misses: of a namespace, of a kernel, or one.
 
@@ -190,7 +180,7 @@ def load_contexts(
         clauses.append(contexts.c.digest == digest)
     if kernel is not None:
         clauses.append(contexts.c.kernel == kernel)
-    total = select(func.sum(byte_length(contexts.c.text))).where(*clauses)
+    total = sa.select(sa.func.sum(byte_length(contexts.c.text))).where(*clauses)
     size = int(connection.execute(total).scalar() or 0)
     if size > MOST_BYTES:
         raise TooLargeError(
@@ -198,38 +188,41 @@ def load_contexts(
             f"page loads at most {MOST_BYTES}: see by  dejavu-cache quarantine list --writers  who "
             "wrote so many, and prune those that nobody uses"
         )
-    query = select(*_CONTEXT).where(*clauses).order_by(contexts.c.kernel, contexts.c.digest)
+    query = sa.select(*_CONTEXT).where(*clauses).order_by(contexts.c.kernel, contexts.c.digest)
     return [ContextRow(*row) for row in connection.execute(query)]
 
 
-_ids: BindParameter[Any] = bindparam("ids", expanding=True)
-_known = union(
-    select(records.c.scenario).where(
+_ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+_known = sa.union(
+    sa.select(records.c.scenario).where(
         records.c.context_id.in_(_ids), records.c.seconds.is_not(None)
     ),
-    select(misses.c.scenario).where(misses.c.context_id.in_(_ids)),
+    sa.select(misses.c.scenario).where(misses.c.context_id.in_(_ids)),
 ).subquery()
-_COUNT_KNOWN = select(func.count()).select_from(_known)
+_COUNT_KNOWN = sa.select(sa.func.count()).select_from(_known)
 """Made once: making it takes longer than the database needs for a kernel."""
 _MOST_CONTEXTS = 10_000
 
 
-def count_known(connection: Connection, ids: Sequence[int]) -> int:
+def count_known(connection: sa.Connection, ids: Sequence[int]) -> int:
     """Count the different scenarios, tuned or missed, of contexts."""
     return connection.execute(_COUNT_KNOWN, {"ids": ids[:_MOST_CONTEXTS]}).scalar_one()
 
 
-def count_measurements(own: Select[Any]) -> Subquery:
+def count_measurements(own: sa.Select[Any]) -> sa.Subquery:
     """Return who wrote to contexts, how many measurements nobody has hidden, and when last.
 
     They are counted in the order of their index, which has all of it: joined with contexts before
     that, 3,000,000 of them would take a second more.
     """
     key = (parts.c.context_id, parts.c.sender, parts.c.measured_by)
-    count, last = func.count().label("measurements"), func.max(parts.c.received_at).label("last")
+    count, last = (
+        sa.func.count().label("measurements"),
+        sa.func.max(parts.c.received_at).label("last"),
+    )
     is_counted = (parts.c.kind == "measurement", parts.c.hidden_by.is_(None))
     return (
-        select(*key, count, last)
+        sa.select(*key, count, last)
         .where(parts.c.context_id.in_(own), *is_counted)
         .group_by(*key)
         .subquery()
@@ -237,21 +230,21 @@ def count_measurements(own: Select[Any]) -> Subquery:
 
 
 def list_writers(
-    connection: Connection, namespace: str, since: float, actor: str, limit: int
+    connection: sa.Connection, namespace: str, since: float, actor: str, limit: int
 ) -> list[dict[str, Any]]:
     """List who sent measurements since a time and whose they are, by context, the latest first.
 
     Only contexts whose records changed since then are searched, and unless a part of a name is
     asked for (`actor`), as many of them as rows are wanted, those that changed last.
     """
-    changed = select(contexts.c.id).where(
+    changed = sa.select(contexts.c.id).where(
         contexts.c.namespace == namespace, contexts.c.changed_at >= since
     )
     if not actor:
         changed = changed.order_by(contexts.c.changed_at.desc()).limit(limit)
     writers = count_measurements(changed)
     query = (
-        select(
+        sa.select(
             writers.c.last.label("last_at"),
             writers.c.sender.label("sent_by"),
             writers.c.measured_by,
@@ -273,7 +266,9 @@ def list_writers(
     ]
 
 
-def add_to_day(connection: Connection, namespace: str, *, missed: int = 0, reused: int = 0) -> None:
+def add_to_day(
+    connection: sa.Connection, namespace: str, *, missed: int = 0, reused: int = 0
+) -> None:
     """Add to what today's programs missed and reused, as the last statement of a transaction.
 
     All writers of a namespace change the same row, and wait for who holds it.
@@ -289,7 +284,7 @@ def add_to_day(connection: Connection, namespace: str, *, missed: int = 0, reuse
 
 
 def count_by_day(
-    connection: Connection, namespace: str, until: date, number: int
+    connection: sa.Connection, namespace: str, until: date, number: int
 ) -> list[dict[str, Any]]:
     """Count what was tuned, missed and reused on each of a number of days (UTC), the last `until`.
 
@@ -299,7 +294,7 @@ def count_by_day(
     first = end - number + 1
     day = day_of(records.c.changed_at)
     tuned = (
-        select(day, func.count(records.c.seconds), func.sum(records.c.seconds))
+        sa.select(day, sa.func.count(records.c.seconds), sa.func.sum(records.c.seconds))
         .join(contexts, contexts.c.id == records.c.context_id)
         .where(
             contexts.c.namespace == namespace,
@@ -308,7 +303,7 @@ def count_by_day(
         )
         .group_by(day)
     )
-    counted = select(days.c.day, days.c.missed, days.c.reused).where(
+    counted = sa.select(days.c.day, days.c.missed, days.c.reused).where(
         days.c.namespace == namespace, days.c.day >= first
     )
     rows: dict[int, dict[str, Any]] = {
@@ -325,14 +320,14 @@ def count_by_day(
     return list(rows.values())
 
 
-def list_namespaces(connection: Connection) -> list[dict[str, Any]]:
+def list_namespaces(connection: sa.Connection) -> list[dict[str, Any]]:
     """List all namespaces with the numbers of their contexts and records, and the last change."""
     query = (
-        select(
+        sa.select(
             contexts.c.namespace,
-            func.count().label("contexts"),
-            cast(func.sum(contexts.c.records), Integer).label("records"),
-            func.max(contexts.c.changed_at).label("changed_at"),
+            sa.func.count().label("contexts"),
+            sa.cast(sa.func.sum(contexts.c.records), sa.Integer).label("records"),
+            sa.func.max(contexts.c.changed_at).label("changed_at"),
         )
         .group_by(contexts.c.namespace)
         .order_by(contexts.c.namespace)

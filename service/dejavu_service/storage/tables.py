@@ -1,23 +1,8 @@
 """Tables of the database; times are seconds since 1970 by its clock, on which replicas agree."""
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    text,
-)
+import sqlalchemy as sa
 
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -27,112 +12,112 @@ metadata = MetaData(
 )
 
 # SQLite generates ids only for a key of type INTEGER.
-_Identity = BigInteger().with_variant(Integer, "sqlite")
+_Identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
-contexts = Table(
+contexts = sa.Table(
     "contexts",
     metadata,
-    Column("id", _Identity, primary_key=True),
-    Column("namespace", String(64), nullable=False),
-    Column("digest", String(24), nullable=False),
-    Column("kernel", Text, nullable=False),
-    Column("device", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    sa.Column("id", _Identity, primary_key=True),
+    sa.Column("namespace", sa.String(64), nullable=False),
+    sa.Column("digest", sa.String(24), nullable=False),
+    sa.Column("kernel", sa.Text, nullable=False),
+    sa.Column("device", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
     # A new random value in each transaction that changes a record: the ETag of the bulk read.
-    Column("revision", String(16), nullable=False),
-    Column("records", Integer, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("used_at", Double, nullable=False),
+    sa.Column("revision", sa.String(16), nullable=False),
+    sa.Column("records", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("used_at", sa.Double, nullable=False),
     # Who changed the records last; null where nobody did, as when they were copied.
-    Column("changed_at", Double),
-    Column("changed_by", Text),
+    sa.Column("changed_at", sa.Double),
+    sa.Column("changed_by", sa.Text),
     # Answers with records to machines that had none of them.
-    Column("fetches", BigInteger, nullable=False, server_default="0"),
-    UniqueConstraint("namespace", "digest"),
-    Index(None, "namespace", "kernel", "digest"),
-    Index(None, "used_at"),
+    sa.Column("fetches", sa.BigInteger, nullable=False, server_default="0"),
+    sa.UniqueConstraint("namespace", "digest"),
+    sa.Index(None, "namespace", "kernel", "digest"),
+    sa.Index(None, "used_at"),
     sqlite_autoincrement=True,
 )
 
 # What took parts of records from readers: a deletion or a quarantine.
-acts = Table(
+acts = sa.Table(
     "acts",
     metadata,
-    Column("id", String(16), primary_key=True),
-    Column("namespace", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("actor", Text, nullable=False),
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("namespace", sa.String(64), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
     # What it was to take, as JSON.
-    Column("wanted", Text, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("undone_at", Double),
-    Index(None, "namespace", "kind"),
+    sa.Column("wanted", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("undone_at", sa.Double),
+    sa.Index(None, "namespace", "kind"),
 )
 
 # The records that readers get, made of the parts that stand. The row of a record stays when all of
 # its parts are hidden, without what is null then. Long texts are last, so that SQLite reads only
 # the beginning of a row for what the pages list.
-records = Table(
+records = sa.Table(
     "records",
     metadata,
-    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
-    Column("scenario", String(24), primary_key=True),
-    Column("scenario_text", Text, nullable=False),
-    Column("pinned", Boolean, nullable=False),
-    Column("promoted", Boolean, nullable=False),
-    Column("changed_at", Double, nullable=False),
+    sa.Column("context_id", sa.ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("scenario", sa.String(24), primary_key=True),
+    sa.Column("scenario_text", sa.Text, nullable=False),
+    sa.Column("pinned", sa.Boolean, nullable=False),
+    sa.Column("promoted", sa.Boolean, nullable=False),
+    sa.Column("changed_at", sa.Double, nullable=False),
     # When it was deleted last: what is older does not come back.
-    Column("deleted_at", Double),
+    sa.Column("deleted_at", sa.Double),
     # The config that readers get, as JSON, and its median in milliseconds.
-    Column("chosen", Text),
-    Column("median", Double),
-    Column("best", Double),
-    Column("slowest", Double),
-    Column("configs", Integer),
-    Column("failed", Integer),
+    sa.Column("chosen", sa.Text),
+    sa.Column("median", sa.Double),
+    sa.Column("best", sa.Double),
+    sa.Column("slowest", sa.Double),
+    sa.Column("configs", sa.Integer),
+    sa.Column("failed", sa.Integer),
     # The cost of all measurements.
-    Column("seconds", Double),
+    sa.Column("seconds", sa.Double),
     # True if the winner's results were compared, or null.
-    Column("compared", Boolean),
+    sa.Column("compared", sa.Boolean),
     # A list as JSON; null where no launch was recorded.
-    Column("launches", Text),
+    sa.Column("launches", sa.Text),
     # The record's JSON as readers get it, so that a bulk read only joins texts.
-    Column("text", Text),
+    sa.Column("text", sa.Text),
     # What the pages sum up of all records.
-    Index(None, "context_id", "changed_at", "seconds", "scenario"),
+    sa.Index(None, "context_id", "changed_at", "seconds", "scenario"),
 )
 
 # Measurements, winners and pins as they came. None is deleted but by age: a row that an act has
 # hidden keeps its digest from coming again.
-parts = Table(
+parts = sa.Table(
     "parts",
     metadata,
-    Column("id", _Identity, primary_key=True),
-    Column("context_id", _Identity, nullable=False),
-    Column("scenario", String(24), nullable=False),
+    sa.Column("id", _Identity, primary_key=True),
+    sa.Column("context_id", _Identity, nullable=False),
+    sa.Column("scenario", sa.String(24), nullable=False),
     # `measurement`, `winner` or `pin`.
-    Column("kind", String(12), nullable=False),
+    sa.Column("kind", sa.String(12), nullable=False),
     # The digest of its config; empty for a pin that was taken back.
-    Column("config", String(24), nullable=False),
-    Column("digest", String(64), nullable=False),
+    sa.Column("config", sa.String(24), nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
     # Empty once its record was deleted.
-    Column("text", Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
     # Whether it is in the record that readers get.
-    Column("stands", Boolean, nullable=False),
-    Column("hidden_by", ForeignKey("acts.id")),
+    sa.Column("stands", sa.Boolean, nullable=False),
+    sa.Column("hidden_by", sa.ForeignKey("acts.id")),
     # The digest of the promoted part that replaced it, for as long as nothing hides that one.
-    Column("replaced_by", String(64)),
-    Column("sender", Text, nullable=False),
+    sa.Column("replaced_by", sa.String(64)),
+    sa.Column("sender", sa.Text, nullable=False),
     # User and host of a measurement.
-    Column("measured_by", Text, nullable=False),
-    Column("received_at", Double, nullable=False),
-    ForeignKeyConstraint(
+    sa.Column("measured_by", sa.Text, nullable=False),
+    sa.Column("received_at", sa.Double, nullable=False),
+    sa.ForeignKeyConstraint(
         ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
     ),
-    UniqueConstraint("context_id", "scenario", "digest"),
+    sa.UniqueConstraint("context_id", "scenario", "digest"),
     # All that finds and counts what somebody wrote, without reading the rows.
-    Index(
+    sa.Index(
         "ix_parts_writers",
         "context_id",
         "sender",
@@ -141,83 +126,85 @@ parts = Table(
         "hidden_by",
         "received_at",
     ),
-    Index(
+    sa.Index(
         "ix_parts_hidden_by",
         "hidden_by",
-        sqlite_where=text("hidden_by IS NOT NULL"),
-        postgresql_where=text("hidden_by IS NOT NULL"),
+        sqlite_where=sa.text("hidden_by IS NOT NULL"),
+        postgresql_where=sa.text("hidden_by IS NOT NULL"),
     ),
     sqlite_autoincrement=True,
 )
 
 # How often programs of a namespace missed a scenario, and how often machines that had no copy got
 # records, by day: what is missed is gone once it is tuned.
-days = Table(
+days = sa.Table(
     "days",
     metadata,
-    Column("namespace", String(64), primary_key=True),
+    sa.Column("namespace", sa.String(64), primary_key=True),
     # Days since 1970, in UTC.
-    Column("day", Integer, primary_key=True),
-    Column("missed", BigInteger, nullable=False),
-    Column("reused", BigInteger, nullable=False),
+    sa.Column("day", sa.Integer, primary_key=True),
+    sa.Column("missed", sa.BigInteger, nullable=False),
+    sa.Column("reused", sa.BigInteger, nullable=False),
 )
 
-tokens = Table(
+tokens = sa.Table(
     "tokens",
     metadata,
-    Column("id", String(16), primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("digest", String(64), nullable=False),
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
     # Roles by namespace, as JSON.
-    Column("grants", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double),
-    Column("revoked_at", Double),
+    sa.Column("grants", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double),
+    sa.Column("revoked_at", sa.Double),
 )
 
-misses = Table(
+misses = sa.Table(
     "misses",
     metadata,
-    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
-    Column("scenario", String(24), primary_key=True),
-    Column("scenario_text", Text, nullable=False),
-    Column("count", BigInteger, nullable=False),
-    Column("first_seen", Double, nullable=False),
-    Column("last_seen", Double, nullable=False),
+    sa.Column("context_id", sa.ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("scenario", sa.String(24), primary_key=True),
+    sa.Column("scenario_text", sa.Text, nullable=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("first_seen", sa.Double, nullable=False),
+    sa.Column("last_seen", sa.Double, nullable=False),
     # What each launch would save by a tune, in milliseconds, and the seconds that a tune takes, as
     # last predicted; null if nobody has.
-    Column("expected", Double),
-    Column("at_least", Double),
-    Column("takes", Double),
-    Index(None, "last_seen"),
+    sa.Column("expected", sa.Double),
+    sa.Column("at_least", sa.Double),
+    sa.Column("takes", sa.Double),
+    # The principal that says so: nobody can check it before the tune.
+    sa.Column("said_by", sa.Text),
+    sa.Index(None, "last_seen"),
 )
 
-leases = Table(
+leases = sa.Table(
     "leases",
     metadata,
-    Column("namespace", String(64), primary_key=True),
-    Column("context", String(24), primary_key=True),
-    Column("scenario", String(24), primary_key=True),
-    Column("id", String(32), nullable=False),
-    Column("holder", Text, nullable=False),
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("context", sa.String(24), primary_key=True),
+    sa.Column("scenario", sa.String(24), primary_key=True),
+    sa.Column("id", sa.String(32), nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
     # The principal on whose behalf the holder asked.
-    Column("owner", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    UniqueConstraint("id"),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=False),
+    sa.UniqueConstraint("id"),
 )
 
-log_entries = Table(
+log_entries = sa.Table(
     "log_entries",
     metadata,
-    Column("id", _Identity, primary_key=True),
-    Column("at", Double, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("action", String(32), nullable=False),
+    sa.Column("id", _Identity, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("action", sa.String(32), nullable=False),
     # Empty where an action concerns the whole server, as a token does.
-    Column("namespace", String(64), nullable=False),
-    Column("kernel", Text, nullable=False),
-    Column("detail", Text, nullable=False),
-    Index(None, "namespace", "id"),
-    Index(None, "at"),
+    sa.Column("namespace", sa.String(64), nullable=False),
+    sa.Column("kernel", sa.Text, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Index(None, "namespace", "id"),
+    sa.Index(None, "at"),
     sqlite_autoincrement=True,
 )

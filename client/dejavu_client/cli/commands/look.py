@@ -11,76 +11,49 @@ from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.model.selection import evidence_lines
 
+from .. import options, queries, tables
 from ..application import app
 from ..chosen_store import open_existing_store, worklist
-from ..options import (
-    DeviceOption,
-    JsonOption,
-    KernelArgument,
-    OptionalKernelArgument,
-    StoreOption,
-    TritonOption,
-    WhereOption,
-)
 from ..output import note, say, say_indented, show_json, show_json_items
-from ..queries import (
-    chosen_config,
-    context_matches,
-    contexts_of,
-    describe_filters,
-    last_measured,
-    matching_records,
-)
-from ..tables import (
-    ordered_values,
-    say_context,
-    scenario_rows,
-    select_misses,
-    settings_text,
-    show_kernels,
-    show_misses,
-    show_scenarios,
-    summarize_context,
-)
 
 
 @app.command("ls")
 def list_kernels(
-    kernel: OptionalKernelArgument = "",
-    device: DeviceOption = "",
-    triton: TritonOption = "",
-    store: StoreOption = "",
-    as_json: JsonOption = False,
+    kernel: options.OptionalKernelArgument = "",
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
+    store: options.StoreOption = "",
+    as_json: options.JsonOption = False,
 ) -> None:
     """List the kernels, where each is tuned, and how long that took."""
     with open_existing_store(store) as source:
-        contexts = contexts_of(source, kernel) if kernel else list(source.contexts())
+        contexts = queries.contexts_of(source, kernel) if kernel else list(source.contexts())
         rows = [
-            summarize_context(source, context)
+            tables.summarize_context(source, context)
             for context in contexts
-            if context_matches(context, "", device, triton)
+            if queries.context_matches(context, "", device, triton)
         ]
     if as_json:
         show_json(rows)
     elif not rows:
-        wanted = describe_filters(device, triton)
+        wanted = queries.describe_filters(device, triton)
         say(f"{source.url} holds no records{f' of {wanted}' if wanted else ''}")
     else:
-        show_kernels(rows)
+        tables.show_kernels(rows)
 
 
 @app.command()
 def show(
-    kernel: OptionalKernelArgument = "",
-    where: WhereOption = None,
-    device: DeviceOption = "",
-    triton: TritonOption = "",
+    kernel: options.OptionalKernelArgument = "",
+    where: options.WhereOption = None,
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
     misses: Annotated[
         bool,
         typer.Option("--misses", help="Show what programs asked a server for and nobody tuned."),
     ] = False,
-    store: StoreOption = "",
-    as_json: JsonOption = False,
+    store: options.StoreOption = "",
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show scenarios: the winner, its time and the runner-up.
 
@@ -90,43 +63,43 @@ def show(
     """
     if misses:
         missed = worklist(store, kernel)
-        chosen = select_misses(missed, where or (), device, triton)
+        chosen = tables.select_misses(missed, where or (), device, triton)
         if as_json:
             show_json([miss.model_dump(mode="json", exclude_none=True) for miss in chosen])
         elif not chosen:
             say("nothing was missed" if not missed else "nothing that was missed fits")
         else:
-            show_misses(chosen)
+            tables.show_misses(chosen)
         return
     with open_existing_store(store) as source:
-        matches = matching_records(source, kernel, where or (), device, triton)
-        tables = [
-            (context, scenario_rows((record for _, record in group), context.problem.keys))
+        matches = queries.matching_records(source, kernel, where or (), device, triton)
+        shown = [
+            (context, tables.scenario_rows((record for _, record in group), context.problem.keys))
             for context, group in groupby(matches, key=itemgetter(0))
         ]
     if not as_json:
-        for context, rows in tables:
-            say_context(context)
-            show_scenarios(rows)
+        for context, rows in shown:
+            tables.say_context(context)
+            tables.show_scenarios(rows)
         return
     show_json_items(
         {"context": context.model_dump(mode="json"), "record": json.loads(row.json)}
-        for context, rows in tables
+        for context, rows in shown
         for row in rows
     )
 
 
 @app.command()
 def explain(
-    kernel: KernelArgument,
-    where: WhereOption = None,
-    device: DeviceOption = "",
-    triton: TritonOption = "",
+    kernel: options.KernelArgument,
+    where: options.WhereOption = None,
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
     limit: Annotated[
         int, typer.Option(metavar="NUMBER", min=0, help="Records at most; 0 is all.")
     ] = 5,
-    store: StoreOption = "",
-    as_json: JsonOption = False,
+    store: options.StoreOption = "",
+    as_json: options.JsonOption = False,
 ) -> None:
     """Say why records name their configs.
 
@@ -135,19 +108,19 @@ def explain(
     without a record, and which configs the kernel declares today.
     """
     with open_existing_store(store) as source:
-        matches = matching_records(source, kernel, where or (), device, triton)
+        matches = queries.matching_records(source, kernel, where or (), device, triton)
         groups = [
             (context, [record for _, record in group])
             for context, group in groupby(matches, key=itemgetter(0))
         ]
-    groups.sort(key=lambda group: last_measured(group[1]), reverse=True)
+    groups.sort(key=lambda group: queries.last_measured(group[1]), reverse=True)
     found = [(context, record) for context, records in groups for record in records]
     shown = found[:limit] if limit else found
     if as_json:
         show_json([_explanation(*pair) for pair in shown])
     else:
         for context, pairs in groupby(shown, key=itemgetter(0)):
-            say_context(context)
+            tables.say_context(context)
             for pair in pairs:
                 _say_explanation(*pair)
     if len(shown) < len(found):
@@ -156,7 +129,7 @@ def explain(
 
 def _explanation(context: Context, record: Record) -> dict[str, Any]:
     """Return what a record says of the config that readers get, as JSON values."""
-    config = chosen_config(record)
+    config = queries.chosen_config(record)
     return {
         "context": context.model_dump(mode="json"),
         "scenario": record.scenario.model_dump(mode="json"),
@@ -167,8 +140,8 @@ def _explanation(context: Context, record: Record) -> dict[str, Any]:
 
 
 def _say_explanation(context: Context, record: Record) -> None:
-    say_indented(settings_text(ordered_values(record.scenario, context.problem.keys)))
-    config, explanation = chosen_config(record), _explanation(context, record)
+    say_indented(tables.settings_text(tables.ordered_values(record.scenario, context.problem.keys)))
+    config, explanation = queries.chosen_config(record), _explanation(context, record)
     if config is None:
         lines = ["no config is recorded to have run"]
     elif record.is_unfinished:

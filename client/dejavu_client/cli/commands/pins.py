@@ -13,16 +13,9 @@ from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted, whoami
 
+from .. import options
 from ..application import app
 from ..chosen_store import open_existing_store
-from ..options import (
-    DeviceOption,
-    KernelArgument,
-    StoreOption,
-    TritonOption,
-    WhereOption,
-    parse_assignments,
-)
 from ..output import say
 from ..queries import has_settings, last_measured, matching_records, newest_versions
 from ..tables import settings_text
@@ -30,25 +23,25 @@ from ..tables import settings_text
 
 @app.command()
 def pin(
-    kernel: KernelArgument,
+    kernel: options.KernelArgument,
     config: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A setting of the config to run; may repeat."),
     ] = None,
-    where: WhereOption = None,
-    device: DeviceOption = "",
-    triton: TritonOption = "",
+    where: options.WhereOption = None,
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
     remove: Annotated[
         bool, typer.Option("--remove", help="Take pins back: the measurements decide again.")
     ] = False,
-    store: StoreOption = "",
+    store: options.StoreOption = "",
 ) -> None:
     """Make scenarios run one config, whatever was measured.
 
     It must have run when they were tuned. Of several versions of the kernel's code, the one that
     was tuned last is meant. --remove takes back the pins of all versions.
     """
-    values = parse_assignments(config, "--config")
+    values = options.parse_assignments(config, "--config")
     if remove == bool(values):
         raise SettingsError("pin: give --config for the config to run, or --remove")
     with open_existing_store(store, write=True) as target:

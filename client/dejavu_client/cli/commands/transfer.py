@@ -15,13 +15,13 @@ from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import Store
+from dejavu_cache.stores import PATIENCE, Store
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
 from ..application import app
-from ..chosen_store import COMMAND_WAIT, open_chosen_store, open_complete_store
+from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError, PartlyDoneError
 from ..options import DeviceOption, KernelOption, StoreOption, refuse_empty
 from ..output import note, open_output, say
@@ -106,7 +106,7 @@ def _export_signed(
     )
     is_artifact = folder.startswith("oci://")
     if is_artifact:
-        public = Registry(folder, COMMAND_WAIT).publish(sets, Path(key_file))
+        public = Registry(folder, PATIENCE).publish(sets, Path(key_file))
     else:
         public = publish(sets, Path(folder).absolute(), Path(key_file))
     note(f"{_count_kernels(contexts)} of {source.url} signed in {folder}")

@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.settings import current_settings
+from dejavu_cache.stores import PATIENCE
 from dejavu_cache.system.notices import counted, size_text
 from dejavu_cache.triton_internals import environment
 
 from ..application import app
-from ..chosen_store import COMMAND_WAIT, split_urls
+from ..chosen_store import split_urls
 from ..errors import NothingFoundError
 from ..options import DeviceOption, TritonOption
 from ..output import note, say, show_table
@@ -34,7 +35,7 @@ def use(
     from ...static_sets import open_static, static_url
 
     store = open_static(static_url(url, key))
-    store.calls.wait = COMMAND_WAIT
+    store.calls.wait = PATIENCE
     device, triton = device or _this_device(), triton or environment.triton_version() or ""
     present = store.entries(fresh=True)
     entries = [item for item in present if context_matches(item.context, "", device, triton)]
