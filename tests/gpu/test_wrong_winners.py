@@ -117,6 +117,7 @@ def double(x, o, n, B: tl.constexpr, FACTOR: tl.constexpr):
     tl.store(o + at, tl.load(x + at, mask=at < n) * FACTOR, mask=at < n)
 
 
+@pytest.mark.fills_memory
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_a_winner_is_compared_with_two_gibibytes_free(is_wrong: bool) -> None:
     configs = [
