@@ -298,7 +298,8 @@ class Launch:
                 ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former, timings)
             )
         await_digest()
-        chosen = choices.add(key, resolution, resolver.counter(request, resolution))
+        launches, sample = resolver.counter(request, resolution)
+        chosen = choices.add(key, resolution, launches)._replace(sample=sample)
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
 

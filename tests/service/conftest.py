@@ -266,8 +266,8 @@ _ADDITION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "1.3"
-down_revision = "1.2"
+revision = "1.4"
+down_revision = "1.3"
 
 
 def upgrade() -> None:
@@ -281,7 +281,7 @@ def next_version(
 ) -> Iterator[None]:
     """Let this code have one more migration, which only adds; databases are made before that."""
     folder = shutil.copytree(schema.migrations_folder(), tmp_path / "migrations")
-    (folder / "versions" / "0003_remark.py").write_text(_ADDITION)
+    (folder / "versions" / "0004_remark.py").write_text(_ADDITION)
     monkeypatch.setattr(schema, "migrations_folder", lambda: folder)
     schema._revisions.cache_clear()
     yield

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config, Context, Scenario, divide_values
-from dejavu_cache.model.worth import Worth
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
@@ -240,19 +239,20 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
         constants, varying = divide_values(values)
         say_constants("all scenarios", constants)
         cells = [
-            [miss.count, *_worth_texts(miss.worth), _minute(miss.last_seen), *map(row.get, varying)]
+            [miss.count, *_worth_texts(miss), _minute(miss.last_seen), *map(row.get, varying)]
             for miss, row in zip(launches, values, strict=True)
         ]
-        names = ["count", "saves", "tune", "last_seen", *varying]
-        show_table(names, cells, optional=["last_seen", "tune"])
+        names = ["count", "saves", "tune", "said_by", "last_seen", *varying]
+        show_table(names, cells, optional=["said_by", "last_seen", "tune"])
 
 
-def _worth_texts(worth: Worth) -> tuple[str, str | None]:
-    """Return what a tune would have saved, with its bound, and what the tune takes."""
+def _worth_texts(miss: MissedLaunch) -> tuple[str, str | None, str | None]:
+    """Return what a tune would have saved, with its bound, what it takes, and who says so."""
+    worth = miss.worth
     if worth.saves is None:
-        return "unknown", None
-    doubt = "" if worth.pays else ", not worth it"
-    return f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){doubt}", f"{worth.takes:.2g} s"
+        return "unknown", None, None
+    saves = f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){'' if worth.pays else ', not worth it'}"
+    return saves, f"{worth.takes:.2g} s", miss.said_by
 
 
 def _minute(moment: str) -> str:

@@ -88,6 +88,7 @@ class MissedLaunch(BaseModel, extra="allow"):
     count: Count
     last_seen: str = ""
     saving: Saving | None = None
+    said_by: str | None = None
 
     @property
     def worth(self) -> Worth:

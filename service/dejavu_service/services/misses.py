@@ -1,12 +1,13 @@
 """The worklist: scenarios that processes launched and that have no record."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import Query, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, Field, StrictInt
 from sqlalchemy import Connection, and_, case, func, select
 
 from dejavu_cache.model.scenario import Context, Scenario
@@ -40,8 +41,8 @@ _ROOM_OF_WRITERS = 2
 _LONGEST = 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
-_WORTH = tuple(Saving.model_fields)
-"""Columns of what a tune saves."""
+_WORTH = (*Saving.model_fields, "said_by")
+"""Columns of what a tune saves, and of who says so."""
 
 _Report = Sequence[tuple[Context, Scenario, MissCount]]
 
@@ -74,7 +75,7 @@ def count_misses(
         for context, scenario, missed in reported:
             key = ids[context.digest], scenario
             counts[key] = counts.get(key, MissCount(0)).plus(missed)
-        _add_counts(connection, counts)
+        _add_counts(connection, counts, principal.name)
         total = sum(missed.launches for missed in counts.values())
         stored_summaries.add_to_day(connection, namespace, missed=total)
     return total
@@ -88,7 +89,9 @@ def _has_room(connection: Connection, reported: _Report, share: int) -> bool:
     return not is_full and empty + added <= share * MOST_MISSED_CONTEXTS
 
 
-def _add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], MissCount]) -> None:
+def _add_counts(
+    connection: Connection, counts: Mapping[tuple[int, Scenario], MissCount], reporter: str
+) -> None:
     """Add to the counts of scenarios, which are keyed by context id and scenario."""
     rows = [
         {
@@ -96,7 +99,7 @@ def _add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], Mi
             "scenario": scenario.digest,
             "scenario_text": scenario.text,
             "count": launches,
-            **(dict(saving) if saving else dict.fromkeys(_WORTH)),
+            **({**dict(saving), "said_by": reporter} if saving else dict.fromkeys(_WORTH)),
         }
         for (context_id, scenario), (launches, saving) in counts.items()
     ]
@@ -192,9 +195,10 @@ def count_by_device(
 
 
 class Miss(BaseModel):
-    """A scenario without a record, its launches since the last report, and what each would save."""
+    """A scenario without a record, its launches since the last report, and what each would save.
 
-    model_config = ConfigDict(extra="forbid")
+    Fields of a later version are passed over, here and in the report: they change nothing else.
+    """
 
     context: Context
     scenario: Scenario
@@ -204,8 +208,6 @@ class Miss(BaseModel):
 
 class Misses(BaseModel):
     """A report of misses."""
-
-    model_config = ConfigDict(extra="forbid")
 
     misses: list[Miss]
 
@@ -234,6 +236,7 @@ class WorklistItem(BaseModel):
     scenario: Scenario
     count: int
     saving: Saving | None
+    said_by: str | None
     first_seen: datetime
     last_seen: datetime
 
@@ -258,6 +261,7 @@ def read_worklist(
     rendered = ", ".join(
         f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
         f'"saving": {saving.model_dump_json() if (saving := saving_of(miss)) else "null"}, '
+        f'"said_by": {json.dumps(miss.said_by)}, '
         f'"first_seen": "{to_datetime(miss.first_seen).isoformat()}", '
         f'"last_seen": "{to_datetime(miss.last_seen).isoformat()}"}}'
         for miss in listed

@@ -235,9 +235,9 @@ class _Bounded(psycopg.Connection[Any]):
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """Wait for what a generator of psycopg does, which hears of nothing ten times a second."""
         is_outside = self.pgconn.transaction_status == TransactionStatus.IDLE
-        return super().wait(self._bound(gen, self.silence[is_outside]), *args, **options)
+        return super().wait(self._bound_wait(gen, self.silence[is_outside]), *args, **options)
 
-    def _bound(self, gen: Any, seconds: float) -> Generator[Any, Any, Any]:
+    def _bound_wait(self, gen: Any, seconds: float) -> Generator[Any, Any, Any]:
         end, ready = time.monotonic() + seconds, None
         try:
             while True:

@@ -174,6 +174,8 @@ misses = sa.Table(
     sa.Column("expected", sa.Double),
     sa.Column("at_least", sa.Double),
     sa.Column("takes", sa.Double),
+    # The principal that says so: nobody can check it before the tune.
+    sa.Column("said_by", sa.Text),
     sa.Index(None, "last_seen"),
 )
 
