@@ -38,9 +38,9 @@ from typing import Any, NamedTuple
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
 from dejavu_cache.model.selection import distance, value_distance
-from dejavu_cache.model.worth import Prediction
-from dejavu_cache.prediction.slowdown_model import SlowdownModel
-from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH
+from dejavu_cache.prediction.features import Point
+from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
+from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH, NEAR_A_TUNE
 from dejavu_cache.tuning.search import PredictedSearch
 
 RESULTS = Path(__file__).parent / "results"
@@ -182,15 +182,6 @@ def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Gu
 
 def choose(default: Config, situation: str, gpu: str, kernel: str, number: int) -> Config | None:
     """Return which of the nearest scenarios' winners a launch runs; None for the default."""
-    model = model_launch(default, situation, gpu, kernel, number)
-    outdone = model.outdo(default, model.configs)
-    return outdone[0] if outdone else None
-
-
-def model_launch(
-    default: Config, situation: str, gpu: str, kernel: str, number: int
-) -> SlowdownModel:
-    """Return what a launch knows of its default and of the nearest scenarios' winners."""
     environment, record = read_tables()[gpu, kernel][number]
     rows_known = known_of(situation, gpu, kernel, number)
     rows_known.sort(key=lambda row: distance(record.scenario, row[1].scenario))
@@ -199,7 +190,8 @@ def model_launch(
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
     among = {config: programs[config] for config in [default, *winners] if config in times}
-    return SlowdownModel(environment, record.scenario, among, rows_known)
+    outdone = SlowdownModel(environment, record.scenario, among, rows_known).outdo(default)
+    return outdone[0] if outdone else None
 
 
 @cache
@@ -230,14 +222,18 @@ RUNS = ("a default", "what is predicted in its place")
 
 
 def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
-    """Predict what launches save of what they run, whose time is known, and say what they do."""
-    default = config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
+    """Predict what launches save of what they run, and say what they do."""
+    environment, record = read_tables()[gpu, kernel][number]
+    rows = known_of(situation, gpu, kernel, number)
+    rows.sort(key=lambda row: distance(record.scenario, row[1].scenario))
+    config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
     if runs != RUNS[0]:
-        config = choose(default, situation, gpu, kernel, number) or default
-    shares = model_launch(default, situation, gpu, kernel, number).shares_left(config)
-    assert shares is not None
-    times = times_of(read_tables()[gpu, kernel][number][1])
-    saving = Prediction(*shares, takes=0.0).saving_of(times[config])
+        config = choose(config, situation, gpu, kernel, number) or config
+    resources = record.by_config[config].resources
+    asked = Point(environment, record.scenario, config, resources and resources.programs)
+    saving = expect_saving(asked, rows[:NEAR_A_TUNE])
+    assert saving is not None
+    times = times_of(record)
     return Save(saving.expected, saving.at_least, times[config] - min(times.values()))
 
 

@@ -26,25 +26,6 @@ class Saving(BaseModel, frozen=True):
     takes: _Amount
 
 
-class Prediction(NamedTuple):
-    """What near records say of a config: how much of its time a tune saves.
-
-    Attributes:
-        share: what is expected.
-        surely: what it saves at least with a probability of 95%.
-        takes: seconds that a tune took elsewhere.
-    """
-
-    share: float
-    surely: float
-    takes: float
-
-    def saving_of(self, milliseconds: float) -> Saving:
-        """Return what launches save that take so long."""
-        expected, at_least = milliseconds * self.share, milliseconds * self.surely
-        return Saving(expected=expected, at_least=at_least, takes=min(self.takes, 1e9))
-
-
 class MissCount(NamedTuple):
     """Launches that found no record, and what a tune would save each; None if that is unknown."""
 

@@ -4,13 +4,14 @@ What is modelled is the logarithm of a config's time over the best one's in its 
 are alike as far as their configs, scenarios and launches are; each likeness is a Matérn kernel
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 4.2) and they are joined by sums
 and products. Scales were chosen on exhaustive measurements of other scenarios than those by which
-`benchmarks/prediction.py` judges; `ELSEWHERE`, `EVENNESS` and `SURELY` on these.
+`benchmarks/prediction.py` judges; `ELSEWHERE`, `EVENNESS`, `SURELY` and those of times on these.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from ..model.record import Record
 from ..model.scenario import Config, Environment, Scenario
 from ..model.selection import is_credible
+from ..model.worth import Saving
 from .features import Matrix, Numbers, Point, Points, encode
 
 MOST_POINTS = 800
@@ -59,8 +61,12 @@ SURELY = 1.64
 """Standard deviations that stand for 95%: by so many must a config be faster than the default to
 run without a measurement."""
 
-BEST_ERROR = 0.1
-"""Standard deviation of how far the best config of a scenario is from the best predicted one."""
+TIME_SCALE, BY_LINE, TIME_NOISE, SLOWDOWN_SHARE = 4.5, 0.05, 0.01, 0.1
+"""Of the logarithms of one config's times: the distance over which they stay alike; variances of a
+line over sizes and of noise, beside 1 of likeness; and that of slowdowns, beside those of times."""
+
+LONGEST = 20.0
+"""Logarithm of a time in milliseconds, five days, beyond which none is believed."""
 
 TRUST = 4
 """Measurements that say as much of the errors as what was believed of them before."""
@@ -73,6 +79,57 @@ wrong records ended 16 of 420 tunes too early, one at three times the best's tim
 
 KnownRecord = tuple[Environment, Record]
 """A scenario's record, and where it was measured."""
+
+
+def expect_saving(asked: Point, records: Iterable[KnownRecord]) -> Saving | None:
+    """Predict what launches save once tuned, by their config's times, and by its slowdowns.
+
+    None: no record has a time of the config.
+    """
+    points, measured, seconds = list[Point](), list[tuple[float, float]](), list[float]()
+    for environment, record in records:
+        entries = {entry.config: entry for entry in record.measurements if is_credible(entry)}
+        if (own := entries.get(asked.config)) is None:
+            continue
+        programs = own.resources.programs if own.resources else None
+        points.append(Point(environment, record.scenario, asked.config, programs))
+        times = [math.log(entry.median or 0.0) for entry in (own, *entries.values())]
+        measured.append((times[0], times[0] - min(times)))
+        spent = sum(entry.seconds for entry in record.measurements)
+        seconds.append(min(spent, math.exp(LONGEST)))
+    if not points:
+        return None
+    expected, errors = _expect_last([*points, asked], np.array(measured))
+    return Saving(
+        expected=_time_lost(*expected),
+        at_least=_time_lost(*(expected - SURELY * errors)),
+        takes=statistics.median(seconds),
+    )
+
+
+def _time_lost(time: float, slowdown: float) -> float:
+    """Return what a launch saves by the logarithms of its time and of its slowdown."""
+    return math.exp(min(time, LONGEST)) * (1 - math.exp(-max(slowdown, 0.0)))
+
+
+def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[Matrix, Matrix]:
+    """Return what the last point's time and slowdown are expected to be, and standard errors.
+
+    Args:
+        points: of one config.
+        measured: [points but the last, 2], the logarithms of their times and slowdowns.
+    """
+    encoded = encode(points, {})
+    values, here = np.hstack([encoded.scenarios, encoded.launches]), are_equal(encoded.machines)
+    alike = 1 + BY_LINE * values @ values.T + matern(values, values, TIME_SCALE)
+    alike *= np.where(here, 1.0, ELSEWHERE)
+    gram, across = alike[:-1, :-1] + TIME_NOISE * np.eye(len(measured)), alike[:-1, -1]
+    weights, center = np.linalg.solve(gram, across), measured.mean(axis=0)
+    residuals = measured - center
+    surprise = (residuals * np.linalg.solve(gram, residuals)).sum(axis=0)
+    spread = (TRUST * np.array([1.0, SLOWDOWN_SHARE]) + surprise) / (TRUST + len(measured))
+    variance = max(alike[-1, -1] - weights @ across, 0.0) + TIME_NOISE
+    return center + weights @ residuals, np.sqrt(variance * spread)
 
 
 class Posterior(NamedTuple):
@@ -221,36 +278,21 @@ class SlowdownModel:
             chosen.append(self.configs[index])
         return chosen
 
-    def outdo(self, default: Config, among: Collection[Config]) -> tuple[Config, float] | None:
-        """Return which of some configs to run unmeasured, and its expected gain as a share.
+    def outdo(self, default: Config) -> tuple[Config, float] | None:
+        """Return the config to run if none can be measured, and its expected gain as a share.
 
         Of those that are faster than the default with a probability of 95%, it is the one that is
         expected to be the fastest. None: there is none, or nothing is known.
         """
-        gains, errors = self._gains_over(default)
-        may_run = np.array([config in among for config in self.configs])
-        surely = np.where(may_run & (gains > SURELY * errors), gains, -math.inf)
-        best = int(surely.argmax())
-        return (self.configs[best], 1 - math.exp(-gains[best])) if surely[best] > 0 else None
-
-    def shares_left(self, config: Config) -> tuple[float, float] | None:
-        """Return which share of a config's time the best one saves, and with 95% at least.
-
-        None: nothing is known.
-        """
         if len(self._beliefs) == 1:
             return None
-        gains, errors = self._gains_over(config)
-        best = int(gains.argmax())
-        surely = gains[best] - SURELY * math.hypot(errors[best], BEST_ERROR)
-        return 1 - math.exp(-gains[best]), 1 - math.exp(-max(surely, 0.0))
-
-    def _gains_over(self, config: Config) -> tuple[Matrix, Matrix]:
-        """Return by how much the logarithm of each config's slowdown is less, and errors."""
         expected, joint, spread = self._beliefs[0]
-        own = self._index[config]
+        own = self._index[default]
         variance = joint[own, own] + joint.diagonal() - 2 * joint[own]
-        return expected[own] - expected, np.sqrt(np.maximum(variance, 1e-9) * spread)
+        gains, errors = expected[own] - expected, np.sqrt(np.maximum(variance, 1e-9) * spread)
+        surely = np.where(gains > SURELY * errors, gains, -math.inf)
+        best = int(surely.argmax())
+        return (self.configs[best], 1 - math.exp(-gains[best])) if surely[best] > 0 else None
 
     def chance_left(self, gain: float) -> float:
         """Bound the probability that a config that was not measured wins by more than `gain`.

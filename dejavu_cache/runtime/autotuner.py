@@ -337,5 +337,5 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """
         request, resolution = Launch(self, args, kwargs).explain(is_kept=False)
         if request is not None and not resolution.final:
-            self.resolver(request.not_stored).note_miss(request, resolution)
+            self.resolver(request.not_stored).note_look_up(request, resolution)
         return resolution

@@ -16,7 +16,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ..triton_internals.scenario_key import RawKey
-from ..tuning.device_timer import SampledLaunch
 from .request import Resolution
 
 RETRY_AFTER = 5.0
@@ -41,7 +40,6 @@ class ChosenConfig(NamedTuple):
         launches: counts, by `next`, the launches that run it.
         until: time on the monotonic clock when it is to be chosen again; 0 means at each launch.
         resolution: how it was found, if there was a choice.
-        sample: what times a launch, since there is no record; None elsewhere.
     """
 
     config: Any
@@ -49,7 +47,6 @@ class ChosenConfig(NamedTuple):
     launches: Iterator[int]
     until: float = math.inf
     resolution: Resolution | None = None
-    sample: SampledLaunch | None = None
 
     @classmethod
     def of(

@@ -14,8 +14,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..system.notices import logger
-from ..triton_internals import versions
 from ..triton_internals.binder import Binder, binder_for
+from ..triton_internals.versions import (
+    HOOK_CHAIN,
+    c_launcher,
+    driver,
+    is_covered,
+    kernel_follows_hooks,
+    knobs,
+)
 from .choices import ChosenConfig
 from .launch import Launch
 
@@ -76,8 +83,8 @@ class HotPath:
         autotuner, devices = self._autotuner, self._devices
         function = vars(self._fn)
         launch_and_keep = self._launch_and_keep
-        active_driver, all_knobs, hook_chain = versions.driver, versions.knobs, versions.HOOK_CHAIN
-        monotonic, never = time.monotonic, math.inf
+        active_driver, all_knobs, monotonic, never = driver, knobs, time.monotonic, math.inf
+        hook_chain = HOOK_CHAIN
         form_read = None if self._pruning is None else self._pruning.form
 
         def launch(grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,8 +159,8 @@ class HotPath:
             and generation == self._generation
             and chosen.config.pre_hook is None
             and self._autotuner.fn is self._fn
-            and versions.is_covered(self._fn)
-            and not versions.kernel_follows_hooks()
+            and is_covered(self._fn)
+            and not kernel_follows_hooks()
         ):
             try:
                 self._keep(chosen, generation, kernel, args, kwargs)
@@ -169,7 +176,7 @@ class HotPath:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        device = versions.driver.active.get_current_device()
+        device = driver.active.get_current_device()
         ready_launch = self._prepare(chosen, kernel, device)
         if ready_launch is None:
             return
@@ -180,11 +187,9 @@ class HotPath:
         if len(ready) >= _MOST_LAUNCHES:
             ready.clear()
         key = binder(*args, **kwargs)[1]
-        if self._pruning is not None:
-            key = self._pruning.form(args, kwargs), key
-        ready[key] = ready_launch
-        if chosen.sample is not None:
-            chosen.sample.time_next(ready, key)
+        ready[key if self._pruning is None else (self._pruning.form(args, kwargs), key)] = (
+            ready_launch
+        )
         if generation != self._generation:  # another thread has learned of a change meanwhile
             self.forget()
 
@@ -202,5 +207,5 @@ class HotPath:
         name = next((name for name, cached in newest_first if cached is kernel), None)
         if name is None or tuned.keys() != self._tuned:
             return None
-        call = versions.c_launcher(kernel)
+        call = c_launcher(kernel)
         return config, content, tuned, chosen.until, chosen.launches, name, kernel, call

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import add
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
@@ -20,7 +19,6 @@ from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
 from ..model.selection import value_distance
-from ..model.worth import Prediction
 from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
@@ -28,6 +26,7 @@ from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
 
 if TYPE_CHECKING:
+    from ..model.worth import Saving
     from ..prediction.slowdown_model import SlowdownModel
 
 MOST_SCENARIOS = 4096
@@ -216,11 +215,6 @@ class KnownRecords:
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
 
 
-def _seconds(neighbour: Neighbour) -> float:
-    """Return what the tune of a record took."""
-    return sum(measurement.seconds for measurement in neighbour.found.record.measurements)
-
-
 def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: bool) -> Resolution:
     """Return what runs where a scenario has no record: a predicted config, or the default.
 
@@ -236,31 +230,24 @@ def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: 
     default = describe(request.default)
     measured = [entry for each in neighbours for entry in each.found.record.measurements]
     request = request.without({entry.config for entry in measured if entry.is_wrong} - {default})
-    winners: dict[Config, tuple[Resolution, Neighbour]] = {}
-    # Only what this GPU's records hold may run, and what others' hold may win.
-    for neighbour in sorted(neighbours, key=lambda near: not _is_of_machine(near.context, request)):
+    candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
+    for neighbour in neighbours:
         choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
-        if choice is not None:
-            winners.setdefault(describe(choice.config), (choice, neighbour))
-    own = {c for c, (_, near) in winners.items() if _is_of_machine(near.context, request)}
+        if choice is not None and _is_of_machine(neighbour.context, request):
+            candidates.setdefault(describe(choice.config), (choice, neighbour))
     model = None
-    if winners.keys() - {default}:
-        model = model_slowdowns(request, [*dict.fromkeys([default, *winners])], neighbours)
-    outdone = model.outdo(default, own) if model else None
-    shares = model.shares_left(outdone[0] if outdone else default) if model else None
-    if winners.keys() == {default}:
-        shares = 0.0, 0.0
-    prediction = Prediction(*shares, median(map(_seconds, neighbours))) if shares else None
+    if candidates.keys() - {default}:
+        model = model_slowdowns(request, [*dict.fromkeys([default, *candidates])], neighbours)
+    outdone = model.outdo(default) if model else None
     if outdone is None:
-        return replace(request.resolution("default", request.default), prediction=prediction)
+        return request.resolution("default", request.default)
     config, gain = outdone
-    choice, neighbour = winners[config]
+    choice, neighbour = candidates[config]
     context, scenario = neighbour.context, neighbour.found.record.scenario
     return replace(
         choice,
         how="predicted",
         gain=gain,
-        prediction=prediction,
         predicted_from=len(neighbours),
         recorded_in=context,
         recorded_for=scenario,
@@ -286,6 +273,23 @@ def model_slowdowns(
         {config: launch.programs_of(config) for config in configs},
         [(neighbour.context.environment, neighbour.found.record) for neighbour in neighbours],
     )
+
+
+def predict_saving(
+    context: Context,
+    scenario: Scenario,
+    runs: Config,
+    programs: int | None,
+    neighbours: Iterable[Neighbour],
+) -> Saving | None:
+    """Predict what a tune saves launches that run a config; None: nothing says it, or no NumPy."""
+    try:
+        from ..prediction.features import Point
+        from ..prediction.slowdown_model import expect_saving
+    except ImportError:
+        return None
+    known = [(near.context.environment, near.found.record) for near in neighbours]
+    return expect_saving(Point(context.environment, scenario, runs, programs), known)
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

@@ -298,8 +298,7 @@ class Launch:
                 ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former, timings)
             )
         await_digest()
-        launches, sample = resolver.counter(request, resolution)
-        chosen = choices.add(key, resolution, launches)._replace(sample=sample)
+        chosen = choices.add(key, resolution, resolver.counter(request, resolution))
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from ..model.record import Record
 from ..model.scenario import GENERATED_MODULE, Config, Context, Difference, Scenario
-from ..model.worth import Prediction
 from ..system.background_threads import is_from_signal_handler
 from ..system.notices import counted
 from ..triton_internals.config_names import DeclaredConfigs, describe
@@ -48,7 +47,6 @@ class Resolution:
         recorded_in: the context of the record that stands in, if it is another one.
         recorded_for: the scenario of the record that stands in, if it is another one.
         notes: what the record says of the config and the others, in lines; filled by `explain`.
-        prediction: what near records say that a tune saves of the time of what runs, or None.
     """
 
     how: How
@@ -69,7 +67,6 @@ class Resolution:
     recorded_in: Context | None = None
     recorded_for: Scenario | None = None
     notes: Sequence[str] = ()
-    prediction: Prediction | None = None
 
     @property
     def final(self) -> bool:

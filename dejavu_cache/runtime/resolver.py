@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
-from ..model.worth import MissCount
+from ..model.worth import MissCount, Saving
 from ..settings import Mode
 from ..stores import Found, TieredStore
-from ..system.background_threads import Finisher, at_program_end
+from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
 from ..triton_internals.generated_code import find_other_code, has_equal_code
 from ..triton_internals.identity import is_decorated_alike
-from ..tuning.device_timer import SampledLaunch
 from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
 from .known_records import (
     KnownRecords,
+    Neighbour,
     fall_back,
     find_nearest,
     nearest_differences,
+    predict_saving,
 )
 from .request import Request, Resolution
 from .service_phase import may_benchmark
@@ -63,20 +66,43 @@ class Missed:
     Attributes:
         launches: counts them by `next`, which is one step even with many threads.
         reported: how many were reported.
-        fallback: what they run, as last chosen, if a server may hear what a tune would save them.
-        sample: times one of them.
+        saving: what a tune would save each, as predicted once; None if nothing says it by now.
     """
 
     launches: Iterator[int] = field(default_factory=lambda: count(1))
     reported: int = 0
-    fallback: Resolution | None = None
-    sample: SampledLaunch | None = None
+    saving: Saving | None = None
 
-    def report(self, launches: int) -> MissCount:
-        """Return some of them, with what a tune would save each if that is known by now."""
-        prediction = self.fallback and self.fallback.prediction
-        time = self.sample and self.sample.milliseconds
-        return MissCount(launches, prediction.saving_of(time) if prediction and time else None)
+
+class _MissReport(NamedTuple):
+    """Launches without a record, with all that was read: a fork or the end waits for no store."""
+
+    tiers: TieredStore
+    context: Context
+    scenario: Scenario
+    missed: Missed
+    launches: int
+    near: Sequence[Neighbour]
+    runs: Config
+    programs: int | None
+
+
+class _MissReporter(WriterThread[_MissReport]):
+    """Reports misses with what a tune would save, so that no launch waits for that prediction."""
+
+    def write(self, items: list[_MissReport]) -> None:
+        until = time.monotonic() + (PREDICTING_AT_END if self._hurries else PREDICTING)
+        for tiers, context, scenario, missed, launches, near, runs, programs in items:
+            with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
+                if time.monotonic() < until:
+                    missed.saving = predict_saving(context, scenario, runs, programs, near)
+            tiers.miss(context, scenario, MissCount(launches, missed.saving))
+
+
+MISSES_WAIT, PREDICTING, PREDICTING_AT_END = 1.0, 0.1, 1.0
+"""Seconds that misses wait for more, and are predicted within: launches want Python, too."""
+
+_reporter = _MissReporter("dejavu-cache misses", MISSES_WAIT)
 
 
 @dataclass(eq=False)
@@ -149,7 +175,7 @@ class Resolver(Finisher):
         tuned, benchmarked = tune(usable, self._records, wait, self.parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
-            tuned = self._fall_back(self._usable_request(usable, found), found)
+            tuned, _ = self._fall_back(self._usable_request(usable, found), found)
         return tuned, benchmarked
 
     def _resolve_miss(self, request: Request, found: Found | None) -> Resolution:
@@ -159,8 +185,8 @@ class Resolver(Finisher):
             ScenarioNotTuned: in strict mode.
         """
         if self.mode is not Mode.STRICT:
-            fallback = self._fall_back(request, found)
-            self.note_miss(request, fallback)
+            fallback, near = self._fall_back(request, found)
+            self.note_miss(request, fallback, near)
             return fallback
         # A server that was busy at the first look is waited for.
         waited = self._look_up(request, fresh=True)
@@ -173,8 +199,10 @@ class Resolver(Finisher):
     def _trusted_choice(self, request: Request, found: Found | None) -> Resolution | None:
         return rules.trusted_choice(request, found, uncompared=self.mode is not Mode.TUNE)
 
-    def _fall_back(self, request: Request, found: Found | None) -> Resolution:
-        """Return what runs without a winner."""
+    def _fall_back(
+        self, request: Request, found: Found | None
+    ) -> tuple[Resolution, list[Neighbour]]:
+        """Return what runs without a winner, and the neighbours that were read for it."""
         uncompared, default = self.mode is not Mode.TUNE, describe(request.default)
         measured = found.record.measurements if found else ()
         failed = {e.config for e in measured if e.failure and not e.skipped} - {default}
@@ -182,10 +210,10 @@ class Resolver(Finisher):
         fallback = fall_back(request.without(failed), near, uncompared=uncompared)
         fastest = rules.recorded_choice(request, found)
         if fastest is None or _is_unfinished(request, found):
-            return fallback
+            return fallback, near
         config = describe(fastest.config)
         reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
-        return replace(fallback, not_compared=reasons)
+        return replace(fallback, not_compared=reasons), near
 
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or noting a miss."""
@@ -193,7 +221,7 @@ class Resolver(Finisher):
             return self.resolve(request, wait=0.0)[0]
         found = self._look_up(request)
         usable = self._usable_request(request, found)
-        return self._trusted_choice(usable, found) or self._fall_back(usable, found)
+        return self._trusted_choice(usable, found) or self._fall_back(usable, found)[0]
 
     def add_notes(self, request: Request, resolution: Resolution) -> Resolution:
         """Return a resolution with what the records say of its config and of the others."""
@@ -279,7 +307,9 @@ class Resolver(Finisher):
         found = self._records.look_up(request.context, request.scenario, fresh=fresh)
         return found or _adopt_equal_code(request, self._records)
 
-    def note_miss(self, request: Request, fallback: Resolution | None = None) -> None:
+    def note_miss(
+        self, request: Request, fallback: Resolution | None = None, near: Sequence[Neighbour] = ()
+    ) -> None:
         """Count a launch that looked for a record and may run a fallback, and report new ones."""
         with self._missing:
             if self._process != os.getpid() or len(self._missed) >= MOST_CHOICES:
@@ -288,30 +318,32 @@ class Resolver(Finisher):
                 at_program_end(self)
             scenario = request.context, request.scenario
             missed = self._missed.setdefault(scenario, Missed())
-            if fallback and self.store.remote:
-                before, missed.fallback = missed.fallback, fallback
-                if before is None or describe(before.config) != describe(fallback.config):
-                    missed.sample = SampledLaunch()
             if (launches := next(missed.launches)) >= 2 * missed.reported:
                 new, missed.reported = launches - missed.reported, launches
-                self.store.miss(*scenario, missed.report(new))
+                if fallback and near and self.store.remote and missed.saving is None:
+                    runs, launch = describe(fallback.config), request.candidate_launch()
+                    programs = launch.programs_of(runs) if runs in request.declared else None
+                    report = _MissReport(self.store, *scenario, missed, new, near, runs, programs)
+                    _reporter.add(report)
+                else:
+                    self.store.miss(*scenario, MissCount(new, missed.saving))
 
-    def counter(
-        self, request: Request, resolution: Resolution
-    ) -> tuple[Iterator[int], SampledLaunch | None]:
-        """Return what counts and times launches of a resolution, until the next look-up."""
+    def note_look_up(self, request: Request, fallback: Resolution) -> None:
+        """Count a look-up without a launch that found no record, like a launch."""
+        self.note_miss(request, fallback, self._records.near_a_launch(request))
+
+    def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
+        """Return what counts the launches that run a resolution, until the next look-up."""
         take = self._missed.pop if resolution.final else self._missed.get
         missed = take((request.context, request.scenario), None)
-        if missed is None:
-            return count(1), None
-        return missed.launches, None if resolution.final else missed.sample
+        return missed.launches if missed else count(1)
 
     def finish(self, seconds: float) -> None:
         """Report the launches since the last reports."""
         with self._missing:
             for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
                 if launches := next(missed.launches) - 1 - missed.reported:
-                    self.store.miss(*scenario, missed.report(launches))
+                    self.store.miss(*scenario, MissCount(launches, missed.saving))
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"

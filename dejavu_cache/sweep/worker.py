@@ -16,7 +16,7 @@ from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
 from ..prewarm.build import CompileJob, Compiler, PrewarmSpec
 from ..runtime import rules
-from ..runtime.known_records import KnownRecords, fall_back
+from ..runtime.known_records import NEAR_A_TUNE, KnownRecords, fall_back, predict_saving
 from ..runtime.request import Request
 from ..runtime.tune import predicted_search
 from ..stores import TieredStore, open_patiently
@@ -141,7 +141,7 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._misses = None if spec.misses is None else dict(spec.misses)
+        self._launches = None if spec.misses is None else dict(spec.misses)
         self._loss = spec.loss
         suite = load_suite(spec.suite)
         cases = suite.load_cases(spec.options)
@@ -149,7 +149,7 @@ class SweepWorker:
             raise SettingsError(
                 "Triton finds no GPU here: sweep on the machine that the results are for"
             )
-        made = _cases_of_misses(suite, self._misses or ())
+        made = _cases_of_misses(suite, self._launches or ())
         self._cases = {case.name: case for case in (*made, *cases)}
         self.journal = Journal(open_patiently(spec.store))
         self._known = KnownRecords(TieredStore([self.journal]))
@@ -183,14 +183,14 @@ class SweepWorker:
             update = {"kernel": missed.kernel, "device": missed.device, "scenario": str(scenario)}
             key = f"{context.digest}/{scenario.digest}"
             outcome = outcome.model_copy(update={**update, "key": key})
-            if self._misses is not None and missed not in self._misses:
+            if self._launches is not None and missed not in self._launches:
                 changes: dict[str, Any] = {"status": "unwanted"}
             else:
                 changes = self._outcome_of(job, subject)
                 if job.worth:
                     changes["worth"] = self._add_saved(job.worth, subject)
-                elif self._misses and isinstance(subject, Request):
-                    changes["worth"] = self._weigh(subject, self._misses[missed])
+                elif self._launches and isinstance(subject, Request):
+                    changes["worth"] = self._predict(subject, self._launches[missed])
         except NoValidConfigError as error:
             changes = {"message": str(error)}
         except Exception as error:
@@ -227,10 +227,14 @@ class SweepWorker:
                 self._compiler.begin(job.case, launch, search.ask(BATCHES_EARLY))
         return {"status": "due" if is_due or is_new else "known"}
 
-    def _weigh(self, request: Request, missed: MissCount) -> Worth:
-        """Return what a tune would have saved launches, as programs said."""
+    def _predict(self, request: Request, launches: int) -> Worth:
+        """Predict what a tune would have saved launches of the config that runs without one."""
         near = self._known.near_a_launch(request)
-        return Worth.of(missed, describe(fall_back(request, near, uncompared=True).config))
+        runs = describe(fall_back(request, near, uncompared=True).config)
+        programs = request.candidate_launch().programs_of(runs)
+        near = list(self._known.neighbours(request, NEAR_A_TUNE))
+        saving = predict_saving(request.context, request.scenario, runs, programs, near)
+        return Worth.of(MissCount(launches, saving), runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
         """Add what a tune would have saved, if it has measured what ran and has a winner."""

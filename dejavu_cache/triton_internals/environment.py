@@ -340,7 +340,8 @@ def begin_digest_beside_imports() -> None:
     """
     if not _begun and any(os.path.exists(path) for path in GPU_FILES):
         begin_digest()
-        start_thread(_build_driver_module, "dejavu-cache driver module")
+        if os.path.exists(GPU_FILES[0]):
+            start_thread(build_driver_module, "dejavu-cache driver module")
 
 
 def await_digest() -> None:
@@ -353,12 +354,6 @@ def await_digest() -> None:
             with suppress(ImportError):
                 import_module("triton.experimental.gluon.nvidia.hopper")
         thread.join(_PATIENCE)
-
-
-def _build_driver_module() -> None:
-    with suppress(Exception):  # as below
-        if os.path.exists(GPU_FILES[0]):
-            build_driver_module()
 
 
 def _compute_digest() -> None:

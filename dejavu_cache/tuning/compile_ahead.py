@@ -10,7 +10,6 @@ import errno
 import math
 import os
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -151,12 +150,6 @@ def _short(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__)[:2000]
 
 
-SHORT_TURN = 0.0005
-"""Seconds after which a thread that compiles lets another one run.
-
-Each waits for the interpreter's lock some hundred times, as does the thread that measures.
-"""
-
 MOST_THREADS = 16
 """Most threads that compile.
 
@@ -216,14 +209,11 @@ def compiling_threads(
         yield None
         return
     retry_parsing()
-    pool, interval = ThreadPoolExecutor(threads_for(threads), name), sys.getswitchinterval()
-    sys.setswitchinterval(min(interval, SHORT_TURN))
+    pool = ThreadPoolExecutor(threads_for(threads), name)
     try:
         yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        if interval > SHORT_TURN:  # else another pool has set it
-            sys.setswitchinterval(interval)
 
 
 @contextmanager

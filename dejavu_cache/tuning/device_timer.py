@@ -1,17 +1,12 @@
 """Time a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache."""
 
-import ctypes
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple
-
-from ..system.background_threads import is_from_signal_handler
-from ..triton_internals.environment import is_capturing_graph
 
 
 class TimedLaunch:
@@ -97,74 +92,6 @@ class GraphCapture:
             graph.reset()
             self._latest = None
             raise
-
-
-class SampledLaunch:
-    """One launch of a program, timed between two events of its stream, and never waited for.
-
-    A launch that finds the device idle is longer by what the host needs for it, some microseconds,
-    and one beside another stream's work by what they share. A launch while a graph is captured is
-    left alone, and so are all where torch does not use CUDA.
-    """
-
-    def __init__(self) -> None:
-        """Time nothing yet."""
-        self._turns, self._events = iter((True,)), list[Any]()
-        self._milliseconds: float | None = None
-
-    def time_next(self, ready: dict[Any, Any], key: Any) -> None:
-        """Time the next launch of one that is ready, by what calls the kernel, its last part."""
-        untimed = ready[key]
-
-        def call(*launch: Any) -> None:
-            ready[key] = untimed
-            # The iterator gives one turn, even to many threads.
-            begin = _record_event() if _uses_stream() and next(self._turns, False) else None
-            untimed[-1](*launch)
-            if begin and (end := _record_event()):
-                self._events = [begin, end]
-
-        ready[key] = (*untimed[:-1], call)
-
-    @property
-    def milliseconds(self) -> float | None:
-        """How long the launch took; None before the device has passed it.
-
-        A program may capture a graph in another thread meanwhile. CUDA refuses queries to all
-        threads then, and ends the capture, unless a thread is in the relaxed mode.
-        """
-        if self._events and self._milliseconds is None:
-            import torch
-
-            begin, end = self._events
-            with suppress(Exception), torch.cuda.device(begin.device):  # else it would take GPU 0
-                change = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-                mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
-                change(ctypes.byref(mode))
-                try:
-                    self._milliseconds = begin.elapsed_time(end) if end.query() else None
-                finally:
-                    change(ctypes.byref(mode))
-        return self._milliseconds
-
-
-def _uses_stream() -> bool:
-    """Return whether torch uses CUDA, and the current stream is not captured into a graph."""
-    torch = sys.modules.get("torch")
-    uses_cuda = bool(torch and torch.version.cuda and torch.cuda.is_initialized())
-    return uses_cuda and not is_capturing_graph()
-
-
-def _record_event() -> Any:
-    """Record an event in the current stream; an error does not reach the program."""
-    try:
-        event = sys.modules["torch"].cuda.Event(enable_timing=True)
-        event.record()
-    except Exception as error:
-        if is_from_signal_handler(error):
-            raise
-        return None
-    return event
 
 
 LOADS = ((4, 1), (64, 1), (64, 4))

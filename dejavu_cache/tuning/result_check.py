@@ -408,7 +408,7 @@ class ResultCheck:
                 is_known = self.accesses(self.default) == accesses
                 for name, output in list(self._outputs.items()) if is_known else ():
                     is_read = accesses is not None and name in accesses.read
-                    is_updated = is_read and not (hook or autotuner.reset_to_zero)
+                    is_updated = is_read and not (hook or name in autotuner.reset_to_zero)
                     if not output.expect_present(name in filled, is_updated=is_updated):
                         self._uncompared[name] = LACKS_MEMORY
                         self._outputs.pop(name).restore()

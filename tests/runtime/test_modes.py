@@ -1,13 +1,11 @@
 """Modes and phases decide what a launch of an unknown scenario does, and `explain` says it."""
 
-import ctypes
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from threading import Barrier, Lock, Thread
-from types import SimpleNamespace
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from support.processes import in_own_process
 from dejavu_cache import Exact, Resolution, ScenarioNotTuned, cached_autotune, serving, warmup
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
+from dejavu_cache.model.worth import MissCount
 from dejavu_cache.runtime import resolver
 from dejavu_cache.stores import MemoryStore
 from dejavu_cache.system.notices import logger, whoami
@@ -204,31 +203,15 @@ def test_launches_that_miss_are_reported_whenever_they_have_doubled() -> None:
     assert reports[::2] == [1, 4, 6, 2], "the program's end leaves out none"
 
 
-@pretended
-def test_of_launches_that_miss_the_second_is_timed_and_never_waited_for(tmp_path: str) -> None:
-    from support.pretended_gpu import LAUNCHED, launch, make
-
-    events, reports, cuda, fails, is_over = list[int](), list[Any](), torch.cuda, False, False
-
-    class Event(SimpleNamespace):
-        device, query, elapsed_time = 0, lambda _: is_over, lambda *_: 1.5
-        record = staticmethod(lambda: events.append(len(LAUNCHED) // (not fails)))
-
-    torch.version.cuda, cuda.Event, cuda.device = "13.0", Event, lambda _: Lock()
-    cuda.is_initialized = cuda.is_available = lambda: True
-    cuda.is_current_stream_capturing = lambda: is_over and not fails
-    ctypes.CDLL = lambda _: SimpleNamespace(cuThreadExchangeStreamCaptureMode=id)  # type: ignore
-    launch(make(cached_autotune, store=tmp_path), 128)
-    kernel, before = make(cached_autotune, store=tmp_path, mode="reuse"), len(LAUNCHED)
-    kernel.home.remote, kernel.home.miss = True, lambda *miss: reports.append(miss[-1].saving)
-    launch(kernel, 256, 256, 256)
-    (missed,) = kernel.resolver(None)._missed.values()
-    early, is_over = missed.report(1).saving, True
-    kernel.resolver(None).finish(1.0)
-    assert (early, *reports) == (None, None, missed.fallback.prediction.saving_of(1.5))
-    for fails in (False, True):
-        launch(kernel, *[1024 if fails else 512] * 2)
-    assert (events, len(LAUNCHED)) == ([before + 1, before + 2], before + 7)
+def test_what_a_tune_saves_is_predicted_without_another_read(tmp_path: Path) -> None:
+    launch(make(store=str(tmp_path)), 100)
+    kernel, reports = make(mode="reuse", store=str(tmp_path)), list[MissCount]()
+    kernel.home.remote, kernel.home.miss = True, lambda *miss: reports.append(miss[-1])
+    launch(kernel, 200)
+    kernel.look_up(*[torch.zeros(300)] * 2, 300)
+    kernel.home.get = None
+    resolver._reporter.finish(60.0)
+    assert None not in (saving for _, saving in reports)
 
 
 @pretended

@@ -10,10 +10,15 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
 from support.processes import PROGRAMS, dejavu, fork_program
+from support.records import MOMENT
 from support.service import Running
 from support.sweeping import Sweeps
+from triton import Config
 
-from dejavu_cache.model.worth import MissCount, Saving
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.model.worth import MissCount
+from dejavu_cache.triton_internals.config_names import describe
 
 
 @pytest.fixture
@@ -113,16 +118,27 @@ def test_a_sweep_leaves_out_what_is_not_worth_a_tune(server: Running, tmp_path: 
     launch("300", "500", **env)
     with patient(server.base, tmp_path) as store:
         assert isinstance(store, RemoteStore)
-        saving = Saving(expected=1.0, at_least=0.5, takes=2.0)
         for miss in store.client.misses("met.add_one"):
-            more = 10**6 - 1 if miss.scenario.args["n"] == 500 else 1
-            store.miss(miss.context, miss.scenario, MissCount(more, saving))
+            near = Scenario(args={"n": 400}, dtypes=miss.scenario.dtypes)
+            times = tuple(
+                Measurement(config=describe(config), median=median, at=MOMENT, seconds=1.0)
+                for config, median in ((Config({"BLOCK": 16}), 2.0), (Config({"BLOCK": 32}), 1.0))
+            )
+            store.put(miss.context, [Record(scenario=near, measurements=times)])
+            if miss.scenario.args["n"] == 500:
+                store.miss(miss.context, miss.scenario, MissCount(10**6 - 2))
+    launch("500", **env)
+    with patient(server.base, tmp_path) as store:
+        assert isinstance(store, RemoteStore)
+        first, second = store.client.misses("met.add_one")
+        assert first.worth.saves == pytest.approx(1e3, rel=0.1)
+        assert second.worth.saves is None, "nothing was known when it was launched"
     planned = dejavu("sweep", "met", "--from-misses", "--dry-run", *into, **env).stdout
-    assert re.search(
-        "n=500.*1000000 la.* 1e.03 s .*takes 2 s\nn=300.*: 2 la.* saved 0.002 s", planned
-    )
+    most, least = planned.splitlines()[:2]
+    assert re.search("n=500.*: 1000000 launches would have saved 1e.03 s .*tune takes 2 s", most)
+    assert re.search(r"n=300: not tuned: .*: 1 launch would have saved 0\.001 s ", least)
     done = dejavu("sweep", "met", "--worth", "10m", *into, **env).stdout
-    assert re.search("n=300: not worth a tune: .*: 2 launches would have saved", done)
+    assert re.search("n=300: not worth a tune: .*: 1 launch would have saved", done)
     assert re.search(r"n=500: tuned: .* would have saved .* s; predicted was 1e.03 s", done)
 
 

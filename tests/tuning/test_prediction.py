@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario, now
-from dejavu_cache.prediction.slowdown_model import SlowdownModel
+from dejavu_cache.prediction.features import Point
+from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
 from dejavu_cache.tuning.search import PredictedSearch
 
 CONFIGS = [
@@ -106,7 +107,7 @@ def test_what_runs_without_a_measurement_is_rarely_slower_than_the_default() -> 
             default, *others = drawn.sample(CONFIGS, 9)
             scenario = Scenario(args={"M": m, "N": n})
             model = SlowdownModel(HERE, scenario, dict.fromkeys([default, *others]), records)
-            if outdone := model.outdo(default, model.configs):
+            if outdone := model.outdo(default):
                 config, gain = outdone
                 assert 0 < gain < 1
                 ratios.append(time_of(config, m, n) / time_of(default, m, n))
@@ -115,20 +116,21 @@ def test_what_runs_without_a_measurement_is_rarely_slower_than_the_default() -> 
     assert sum(ratio > 1.02 for ratio in ratios) <= len(ratios) / 10
 
 
-def test_what_a_tune_saves_is_predicted_by_the_slowdowns_of_other_scenarios() -> None:
-    asked = Scenario(args={"M": 1024, "N": 2048})
-    model = SlowdownModel(HERE, asked, dict.fromkeys(CONFIGS), NEIGHBOURS)
-    best, ratios = min(TRUE.values()), list[float]()
+def test_what_a_tune_saves_is_predicted_by_the_times_of_other_scenarios() -> None:
+    asked, ratios = Point(HERE, Scenario(args={"M": 1024, "N": 2048}), CONFIGS[0], 0), []
     for config, time in TRUE.items():
-        shares = model.shares_left(config) or (1.0, 1.0)
-        assert shares[1] <= 1 - best / time
-        ratios += [shares[0] / (1 - best / time)] if time > best else []
+        saving = expect_saving(asked._replace(config=config), NEIGHBOURS)
+        saved = time - min(TRUE.values())
+        assert saving is not None
+        assert saving.at_least <= saved
+        ratios += [saving.expected / saved] if saved else []
     assert 0.7 < statistics.median(ratios) < 1.3
+    assert expect_saving(asked._replace(config=Config(params={"BM": 1})), NEIGHBOURS) is None
 
 
 def test_where_nothing_is_known_the_default_is_not_outdone() -> None:
     model = SlowdownModel(HERE, Scenario(args={"M": 64, "N": 64}), dict.fromkeys(CONFIGS), [])
-    assert (model.outdo(CONFIGS[0], CONFIGS), model.shares_left(CONFIGS[0])) == (None, None)
+    assert model.outdo(CONFIGS[0]) is None
 
 
 NUMBERS = st.one_of(
@@ -161,8 +163,9 @@ def test_no_record_makes_a_prediction_fail(data: st.DataObject) -> None:
         known.append((HERE, Record(scenario=scenario, measurements=timings)))
     programs = draw(st.sampled_from([None, 0, 1, 2**40]))
     model = SlowdownModel(HERE, scenarios[0], dict.fromkeys(configs, programs), known)
-    model.outdo(configs[0], configs)
-    assert all(0 <= share <= 1 for share in model.shares_left(configs[0]) or ())
+    model.outdo(configs[0])
+    asked = Point(HERE, scenarios[0], configs[0], programs)
+    assert all(map(math.isfinite, dict(expect_saving(asked, known) or ()).values()))
     chosen = PredictedSearch(model, configs[:1], 3, 0.01)
     while batch := chosen.ask():
         chosen.tell(Measurement(config=config, median=2.0, at=now()) for config in batch)
