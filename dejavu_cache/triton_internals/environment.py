@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
 from ..system.background_threads import start_thread
-from .hooks import build_driver_module
 from .identity import PROCESS
 
 if TYPE_CHECKING:
@@ -334,14 +333,12 @@ def begin_digest() -> None:
 
 
 def begin_digest_beside_imports() -> None:
-    """Begin before any launch, if a file shows that there is a GPU; build Triton's module for it.
+    """Begin before any launch, if a file shows that there is a GPU.
 
     Nothing asks the driver: that would initialise it, and break programs that fork later.
     """
-    if not _begun and any(os.path.exists(path) for path in GPU_FILES):
+    if any(os.path.exists(path) for path in GPU_FILES):
         begin_digest()
-        if os.path.exists(GPU_FILES[0]):
-            start_thread(build_driver_module, "dejavu-cache driver module")
 
 
 def await_digest() -> None:

@@ -339,17 +339,6 @@ def host_module_builders(backend: str) -> tuple[Any, Any]:
     return HIPUtils, HIPLauncher
 
 
-def build_driver_module() -> None:
-    """Have the module by which Triton calls CUDA's driver in its cache; ask the driver nothing."""
-    with suppress(Exception):  # Triton builds it too, and reports what it lacks
-        from triton.backends.nvidia import driver
-        from triton.runtime.build import compile_module_from_src
-
-        source = Path(driver.__file__).with_name("driver.c").read_text()
-        folders = driver.library_dirs(), driver.include_dirs
-        compile_module_from_src(source, "cuda_utils", *folders, driver.libraries)
-
-
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 """Triton's module that calls the CUDA driver; from 3.8 on, its key depends on the driver's path."""
 
