@@ -1,4 +1,4 @@
-"""Rules of the code: imports, assignments, names of classes, and the list of slow tests."""
+"""Rules of the code: imports, assignments, and the list of slow tests."""
 
 import ast
 import importlib
@@ -83,15 +83,6 @@ def test_globals_of_triton_are_assigned_in_hooks_alone() -> None:
     assignments = {path: global_assignments(parse(path)) for path in SOURCES if path != HOOKS}
     assert {path: targets for path, targets in assignments.items() if targets} == {}
     assert global_assignments(parse(HOOKS))
-
-
-def test_a_class_name_is_used_once() -> None:
-    places: dict[str, list[str]] = {}
-    for path in SOURCES:
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
-    assert {name: lines for name, lines in places.items() if len(lines) > 1} == {}
 
 
 def test_a_name_with_an_underscore_is_its_modules_own() -> None:
