@@ -172,10 +172,10 @@ def _kept_login(host: str) -> tuple[str, str]:
         config = from_json(file.read_bytes())
         helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
         if not helper:
-            kept = config["auths"][host]
-            if kept.get("identitytoken"):
-                return IDENTITY, str(kept["identitytoken"])
-            user, _, secret = b64decode(kept["auth"]).decode().partition(":")
+            entry = config["auths"][host]
+            if entry.get("identitytoken"):
+                return IDENTITY, str(entry["identitytoken"])
+            user, _, secret = b64decode(entry["auth"]).decode().partition(":")
             return user, secret
         program = f"docker-credential-{helper}"
         answer = subprocess.run(
@@ -183,8 +183,8 @@ def _kept_login(host: str) -> tuple[str, str]:
         ).stdout
         if b"credentials not found" in answer:  # by the protocol's words: sets may be public
             return "", ""
-        kept = from_json(answer)  # refuses what is nested too deeply
-        return str(kept["Username"]), str(kept["Secret"])
+        login = from_json(answer)  # refuses what is nested too deeply
+        return str(login["Username"]), str(login["Secret"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.TimeoutExpired):
         if program:
             text = f"{program}, which {file} names, fails: try `docker login {host}`"
