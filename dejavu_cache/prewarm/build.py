@@ -112,12 +112,15 @@ class Compiler:
     Args:
         spec: the options of the prewarming.
         grace: seconds that a process has to end by itself when it is closed.
+        patience: seconds to wait for a process before it is considered hung; None waits longer.
     """
 
-    def __init__(self, spec: PrewarmSpec, grace: float = GRACE) -> None:
+    def __init__(
+        self, spec: PrewarmSpec, grace: float = GRACE, patience: float | None = None
+    ) -> None:
         """Start nothing yet."""
         self._spec = spec
-        self._grace = grace
+        self._grace, self._patience = grace, patience
         self._worker = self._make_worker()
         self._arch: str | None = None
 
@@ -130,7 +133,9 @@ class Compiler:
             "HIP_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        return Worker("dejavu_cache.prewarm.worker", self._spec, environment, grace=self._grace)
+        return Worker(
+            "dejavu_cache.prewarm.worker", self._spec, environment, self._grace, self._patience
+        )
 
     def start(self) -> None:
         """Start a process unless one runs.

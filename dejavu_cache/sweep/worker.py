@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from threading import Event, current_thread, local
 from typing import Any
 
-from ..errors import DejavuError, NoValidConfigError, PrewarmError, SettingsError
+from ..errors import DejavuError, NoValidConfigError, SettingsError
 from ..model.record import Measurement
 from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
@@ -29,7 +29,7 @@ from ..triton_internals.hooks import prepare_compilations
 from ..tuning import compile_ahead
 from ..tuning.tuner import CandidateLaunch
 from .case_group import CaseGroup, CaseTuner, current_record, make_request
-from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
+from .hosts import PATIENCE, CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
 from .suite import Case, Suite, load_suite
 
@@ -51,8 +51,8 @@ class EarlyCompiler(ExitStack):
 
     Each of its threads has a process that puts kernels into Triton's cache, and then loads them.
     Compilers in one process would wait for each other, and the look-ups for them, since each holds
-    the interpreter's lock for a tenth of its time. Where launches are few, or a process cannot
-    import the kernels, the threads compile, once the look-ups are done.
+    the interpreter's lock for a tenth of its time. Where launches are few, or a process cannot,
+    the threads compile, once the look-ups are done.
 
     Args:
         kernels: the launches' kernels.
@@ -65,7 +65,8 @@ class EarlyCompiler(ExitStack):
         modules = [
             identity.module_name(identity.python_function(function)) for function in functions
         ]
-        self._spec = PrewarmSpec(modules=tuple({*modules}), store="", devices=())
+        # These modules only: a package may also have scripts.
+        self._spec = PrewarmSpec(modules=(), recorded=tuple({*modules}), store="", devices=())
         self._has_processes = len(modules) >= FEW
         self._own, self._compilers, self._are_known = local(), list[Compiler](), Event()
         self._begun: dict[str, Any] = {}
@@ -94,30 +95,24 @@ class EarlyCompiler(ExitStack):
             self._end()
 
     def prepare(self, source: Any, target: Any, options: Any) -> None:
-        """Have this thread's process put a kernel into Triton's cache, or wait for the look-ups.
-
-        Raises:
-            PrewarmError: it cannot be compiled; its tune finds out why.
-        """
+        """Have this thread's process put a kernel into Triton's cache, or wait for the look-ups."""
         if not current_thread().name.startswith(EARLY):
             return
-        error = ""
+        is_compiled = False
         if self._has_processes:
             try:
                 launch = compilation.describe_compilation(source, options, target)
                 name, arch = identity.kernel_name(source.fn), environment_here().device.arch
                 if not hasattr(self._own, "compiler"):
-                    self._own.compiler = Compiler(self._spec, grace=0.0)
+                    self._own.compiler = Compiler(self._spec, grace=0.0, patience=PATIENCE / 2)
                     self._compilers.append(self._own.compiler)
                 job = CompileJob(kernel=name, arch=arch, launch=launch)
-                error = self._own.compiler.run(job).error
-            except Exception as reason:  # a constant may have no form in records, too
-                self._has_processes = False
-                logger.debug("no process compiles: %r", reason)
-        if not self._has_processes:
+                is_compiled = not self._own.compiler.run(job).error
+            except Exception as reason:  # of this constant, which has no form in records, or of all
+                self._has_processes = isinstance(reason, compilation.UnencodableValueError)
+                logger.debug("no process compiles %s: %r", source.fn, reason)
+        if not is_compiled:  # a process may also lack a kernel that a function made
             self._are_known.wait()
-        if error:
-            raise PrewarmError(error)
 
     def _end(self) -> None:
         """End the processes."""
