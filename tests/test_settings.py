@@ -13,7 +13,7 @@ from support.kernels import launch
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.policy import Policy, current_policy
-from dejavu_cache.settings import Mode, Settings, current_settings, unknown_variables
+from dejavu_cache.settings import Mode, Settings, current_settings
 
 
 def test_values_are_read_and_what_is_unset_or_empty_has_its_default() -> None:
@@ -62,11 +62,6 @@ def test_a_variable_that_is_no_setting_is_said_once_with_the_nearest(
     (said,) = (record.getMessage() for record in caplog.records)
     assert said.startswith("DEJAVU_CACHE_TUNE_WAI is set, and no such setting exists")
     assert said.endswith("did you mean 'DEJAVU_CACHE_TUNE_WAIT'?")
-
-
-def test_a_name_that_is_near_to_none_comes_with_all_of_them() -> None:
-    (said,) = unknown_variables({"DEJAVU_CACHE_XYZZY": "1", "PATH": "/"})
-    assert "choose from DEJAVU_CACHE_URL, DEJAVU_CACHE_MODE" in said
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def share_memory(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def share_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     kind = fcntl.LOCK_EX if request.node.get_closest_marker("fills_memory") else fcntl.LOCK_SH
-    folder = tmp_path_factory.getbasetemp().parent
+    folder = request.getfixturevalue("tmp_path_factory").getbasetemp().parent
     with (folder / "entrance").open("w") as entrance, (folder / "memory").open("w") as memory:
         fcntl.flock(entrance, kind)  # else there would always be a test that has the memory
         fcntl.flock(memory, kind)
