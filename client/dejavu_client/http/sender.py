@@ -199,9 +199,7 @@ class Sender(background_threads.Finisher):
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Spool records, queue them, and return."""
-        with (
-            background_threads.uninterrupted()
-        ):  # also a daemon thread of the program's own may put records
+        with background_threads.uninterrupted():  # a daemon thread of the program may put records
             text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
         item = self._spool.write(text) or text
         with self._condition:
@@ -227,12 +225,9 @@ class Sender(background_threads.Finisher):
             self._is_stopping = False
             self._is_woken = True
             if not self._has_thread:
-                self._has_thread = (
-                    background_threads.start_thread(
-                        self._turn, "dejavu-cache sender", in_turns=True
-                    )
-                    is not None
-                )
+                name = "dejavu-cache sender"
+                thread = background_threads.start_thread(self._turn, name, in_turns=True)
+                self._has_thread = thread is not None
             self._condition.notify_all()
 
     @property
