@@ -37,10 +37,10 @@ from typing import Any, NamedTuple
 
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
-from dejavu_cache.model.selection import distance, value_distance
+from dejavu_cache.model.selection import distance, find_rivals, value_distance
 from dejavu_cache.prediction.features import Point
 from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
-from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH, NEAR_A_TUNE
+from dejavu_cache.runtime.known_records import MOST_RIVALS, NEAR_A_LAUNCH, NEAR_A_TUNE
 from dejavu_cache.tuning.search import PredictedSearch
 
 RESULTS = Path(__file__).parent / "results"
@@ -229,11 +229,13 @@ def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
     config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
     if runs != RUNS[0]:
         config = choose(config, situation, gpu, kernel, number) or config
-    resources = record.by_config[config].resources
-    asked = Point(environment, record.scenario, config, resources and resources.programs)
-    saving = expect_saving(asked, rows[:NEAR_A_TUNE])
+    near, times = rows[:NEAR_A_TUNE], times_of(record)
+    counts = {e.config: e.resources and e.resources.programs for e in record.measurements}
+    rivals = find_rivals((other for _, other in near), MOST_RIVALS)
+    programs = {rival: counts[rival] for rival in rivals if rival in counts}
+    asked = Point(environment, record.scenario, config, counts[config])
+    saving = expect_saving(asked, programs, near)
     assert saving is not None
-    times = times_of(record)
     return Save(saving.expected, saving.at_least, times[config] - min(times.values()))
 
 

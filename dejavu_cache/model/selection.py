@@ -10,8 +10,9 @@ its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 """
 
 import math
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from datetime import datetime
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -136,6 +137,13 @@ def _believed_timings(
         return timed
     most = max(entry.case_count for entry in timed.values())
     return {config: entry for config, entry in timed.items() if entry.case_count == most}
+
+
+def find_rivals(records: Iterable[Record], most: int) -> list[Config]:
+    """Return the fastest configs of each record, by rank."""
+    rows = [sorted(filter(is_credible, r.measurements), key=attrgetter("median")) for r in records]
+    fastest = (entry.config for rank in zip_longest(*rows) for entry in rank if entry)
+    return [*dict.fromkeys(fastest)][:most]
 
 
 def is_credible(measurement: Measurement) -> bool:

@@ -61,9 +61,9 @@ SURELY = 1.64
 """Standard deviations that stand for 95%: by so many must a config be faster than the default to
 run without a measurement."""
 
-TIME_SCALE, BY_LINE, TIME_NOISE, SLOWDOWN_SHARE = 4.5, 0.05, 0.01, 0.1
-"""Of the logarithms of one config's times: the distance over which they stay alike; variances of a
-line over sizes and of noise, beside 1 of likeness; and that of slowdowns, beside those of times."""
+TIME_SCALE, BY_LINE, TIME_NOISE = 4.5, 0.05, 0.01
+"""Of the logarithms of one config's times: the distance over which they stay alike, and variances
+of a line over sizes and of noise, beside 1 of likeness."""
 
 LONGEST = 20.0
 """Logarithm of a time in milliseconds, five days, beyond which none is believed."""
@@ -81,28 +81,32 @@ KnownRecord = tuple[Environment, Record]
 """A scenario's record, and where it was measured."""
 
 
-def expect_saving(asked: Point, records: Iterable[KnownRecord]) -> Saving | None:
-    """Predict what launches save once tuned, by their config's times, and by its slowdowns.
+def expect_saving(
+    asked: Point, rivals: Mapping[Config, int | None], records: Sequence[KnownRecord]
+) -> Saving | None:
+    """Predict what launches save once tuned, by their config's times and its rivals' slowdowns.
 
     None: no record has a time of the config.
     """
-    points, measured, seconds = list[Point](), list[tuple[float, float]](), list[float]()
+    points, times, seconds = list[Point](), list[float](), list[float]()
     for environment, record in records:
-        entries = {entry.config: entry for entry in record.measurements if is_credible(entry)}
-        if (own := entries.get(asked.config)) is None:
+        own = record.by_config.get(asked.config)
+        if own is None or not is_credible(own):
             continue
         programs = own.resources.programs if own.resources else None
         points.append(Point(environment, record.scenario, asked.config, programs))
-        times = [math.log(entry.median or 0.0) for entry in (own, *entries.values())]
-        measured.append((times[0], times[0] - min(times)))
+        times.append(math.log(own.median or 0.0))
         spent = sum(entry.seconds for entry in record.measurements)
         seconds.append(min(spent, math.exp(LONGEST)))
     if not points:
         return None
-    expected, errors = _expect_last([*points, asked], np.array(measured))
+    time, error = _expect_last([*points, asked], np.array(times))
+    configs = {asked.config: asked.programs} | dict(rivals)
+    gains, errors = SlowdownModel(*asked[:2], configs, records).gains_over(asked.config)
+    best = int(gains.argmax())
     return Saving(
-        expected=_time_lost(*expected),
-        at_least=_time_lost(*(expected - SURELY * errors)),
+        expected=_time_lost(time, gains[best]),
+        at_least=_time_lost(time - SURELY * error, gains[best] - SURELY * errors[best]),
         takes=statistics.median(seconds),
     )
 
@@ -112,38 +116,19 @@ def _time_lost(time: float, slowdown: float) -> float:
     return math.exp(min(time, LONGEST)) * (1 - math.exp(-max(slowdown, 0.0)))
 
 
-def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[Matrix, Matrix]:
-    """Return what the last point's time and slowdown are expected to be, and standard errors.
-
-    Args:
-        points: of one config.
-        measured: [points but the last, 2], the logarithms of their times and slowdowns.
-    """
+def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[float, float]:
+    """Return the expected logarithm of a config's time at the last point, by all others'."""
     encoded = encode(points, {})
     values, here = np.hstack([encoded.scenarios, encoded.launches]), are_equal(encoded.machines)
     alike = 1 + BY_LINE * values @ values.T + matern(values, values, TIME_SCALE)
     alike *= np.where(here, 1.0, ELSEWHERE)
     gram, across = alike[:-1, :-1] + TIME_NOISE * np.eye(len(measured)), alike[:-1, -1]
-    weights, center = np.linalg.solve(gram, across), measured.mean(axis=0)
+    weights, center = np.linalg.solve(gram, across), measured.mean()
     residuals = measured - center
-    surprise = (residuals * np.linalg.solve(gram, residuals)).sum(axis=0)
-    spread = (TRUST * np.array([1.0, SLOWDOWN_SHARE]) + surprise) / (TRUST + len(measured))
+    surprise = residuals @ np.linalg.solve(gram, residuals)
+    spread = (TRUST + surprise) / (TRUST + len(measured))
     variance = max(alike[-1, -1] - weights @ across, 0.0) + TIME_NOISE
-    return center + weights @ residuals, np.sqrt(variance * spread)
-
-
-class Posterior(NamedTuple):
-    """What is expected after some looks.
-
-    Attributes:
-        expected: the logarithm of each config's slowdown.
-        errors: its standard deviation.
-        evidence: the logarithm of the looks' probability density, up to a constant.
-    """
-
-    expected: Matrix
-    errors: Matrix
-    evidence: float
+    return float(center + weights @ residuals), math.sqrt(variance * spread)
 
 
 class Belief(NamedTuple):
@@ -159,11 +144,14 @@ class Belief(NamedTuple):
     covariance: Matrix
     spread: float
 
-    def after(self, looks: Mapping[int, float]) -> Posterior:
-        """Return what is expected once configs were measured, given by their numbers."""
+    def after(self, looks: Mapping[int, float]) -> tuple[Matrix, Matrix, float]:
+        """Return what is expected once configs were measured, given by their numbers.
+
+        Returns:
+            The logarithm of each config's slowdown, its standard deviation, and the logarithm of
+            the looks' probability density, up to a constant.
+        """
         variance = self.covariance.diagonal() + UNKNOWN_LEVEL
-        if not looks:
-            return Posterior(self.mean, np.sqrt(variance * self.spread), 0.0)
         seen = np.fromiter(looks, int)
         across = self.covariance[:, seen] + UNKNOWN_LEVEL
         gram = across[seen] + MEASURED_NOISE * np.eye(len(seen))
@@ -175,7 +163,7 @@ class Belief(NamedTuple):
         errors = np.sqrt(np.maximum(variance - explained, 1e-9) * spread)
         size = np.linalg.slogdet(gram)[1] + len(seen) * math.log(spread)
         evidence = -(surprise / spread + float(size)) / 2
-        return Posterior(self.mean + residuals @ weights, errors, evidence)
+        return self.mean + residuals @ weights, errors, evidence
 
 
 class SlowdownModel:
@@ -236,13 +224,6 @@ class SlowdownModel:
         """Take in a measurement of the scenario in question, in milliseconds; None: it failed."""
         self._measured[self._index[config]] = median or math.inf
 
-    def expect(self) -> tuple[Matrix, Matrix]:
-        """Return the expected logarithm of each config's time over the best measured, and errors.
-
-        Errors are standard deviations. What was measured is what it was.
-        """
-        return self._posterior(self._looks())
-
     def _looks(self) -> dict[int, float]:
         """Return the measured slowdowns' logarithms by the number of the config."""
         best = min(self._measured.values(), default=math.inf)
@@ -253,13 +234,6 @@ class SlowdownModel:
             for index, time in self._measured.items()
         }
 
-    def _posterior(self, looks: Mapping[int, float]) -> tuple[Matrix, Matrix]:
-        """Return expected values and errors by the belief under which the looks are likelier."""
-        posteriors = [belief.after(looks) for belief in self._beliefs]
-        if len(looks) >= TRUST:
-            posteriors.sort(key=lambda posterior: -posterior.evidence)
-        return posteriors[0].expected, posteriors[0].errors
-
     def propose(self, count: int) -> list[Config]:
         """Return the configs to measure next, the most promising first.
 
@@ -269,7 +243,10 @@ class SlowdownModel:
         looks, chosen = self._looks(), list[Config]()
         failed = {index for index, time in self._measured.items() if time == math.inf}
         for _ in range(min(count, len(self.configs) - len(self._measured))):
-            expected, errors = self._posterior(looks)
+            posteriors = [belief.after(looks) for belief in self._beliefs]
+            # The belief counts under which the looks are likelier, once they say something.
+            posteriors.sort(key=lambda posterior: -posterior[2] * (len(looks) >= TRUST))
+            expected, errors, _ = posteriors[0]
             best = min(looks.values(), default=None)
             merit = -expected if best is None else improvement(best - expected, errors)
             merit[[*looks, *failed]] = -math.inf
@@ -284,15 +261,17 @@ class SlowdownModel:
         Of those that are faster than the default with a probability of 95%, it is the one that is
         expected to be the fastest. None: there is none, or nothing is known.
         """
-        if len(self._beliefs) == 1:
-            return None
-        expected, joint, spread = self._beliefs[0]
-        own = self._index[default]
-        variance = joint[own, own] + joint.diagonal() - 2 * joint[own]
-        gains, errors = expected[own] - expected, np.sqrt(np.maximum(variance, 1e-9) * spread)
+        gains, errors = self.gains_over(default)
         surely = np.where(gains > SURELY * errors, gains, -math.inf)
         best = int(surely.argmax())
         return (self.configs[best], 1 - math.exp(-gains[best])) if surely[best] > 0 else None
+
+    def gains_over(self, config: Config) -> tuple[Matrix, Matrix]:
+        """Return the logarithms of a config's time over each one's, and their errors."""
+        expected, joint, spread = self._beliefs[0]
+        own = self._index[config]
+        variance = joint[own, own] + joint.diagonal() - 2 * joint[own]
+        return expected[own] - expected, np.sqrt(np.maximum(variance, 1e-9) * spread)
 
     def chance_left(self, gain: float) -> float:
         """Bound the probability that a config that was not measured wins by more than `gain`.

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
-from ..model.selection import value_distance
+from ..model.selection import find_rivals, value_distance
 from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
@@ -41,6 +41,10 @@ time for no less loss."""
 
 NEAR_ELSEWHERE = 4
 """Of them, most of each other GPU or Triton."""
+
+MOST_RIVALS = 32
+"""Configs by which what a tune saves is predicted; twice as many take five times as long, and say
+it no better."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 """A number in a scenario's text."""
@@ -275,21 +279,42 @@ def model_slowdowns(
     )
 
 
-def predict_saving(
-    context: Context,
-    scenario: Scenario,
-    runs: Config,
-    programs: int | None,
-    neighbours: Iterable[Neighbour],
-) -> Saving | None:
-    """Predict what a tune saves launches that run a config; None: nothing says it, or no NumPy."""
-    try:
-        from ..prediction.features import Point
-        from ..prediction.slowdown_model import expect_saving
-    except ImportError:
-        return None
-    known = [(near.context.environment, near.found.record) for near in neighbours]
-    return expect_saving(Point(context.environment, scenario, runs, programs), known)
+class UntunedLaunch(NamedTuple):
+    """All that predicts what a tune saves a launch, without the launch's arguments.
+
+    Attributes:
+        context: the kernel, environment and problem.
+        scenario: the scenario.
+        runs: the config that runs.
+        programs: how many programs a launch runs of it, and of those that may be faster.
+        near: records of near scenarios.
+    """
+
+    context: Context
+    scenario: Scenario
+    runs: Config
+    programs: Mapping[Config, int | None]
+    near: Sequence[Neighbour]
+
+    @classmethod
+    def of(cls, request: Request, runs: Config, near: Sequence[Neighbour]) -> UntunedLaunch:
+        """Count the programs of a request's launch."""
+        rivals = {runs, *find_rivals((known.found.record for known in near), MOST_RIVALS)}
+        count = request.candidate_launch().programs_of
+        programs = {config: count(config) for config in request.declared if config in rivals}
+        return cls(request.context, request.scenario, runs, programs, near)
+
+    def predict_saving(self) -> Saving | None:
+        """Return what a tune saves the launch; None: nothing says it, or NumPy is not there."""
+        try:
+            from ..prediction.features import Point
+            from ..prediction.slowdown_model import expect_saving
+        except ImportError:
+            return None
+        here, programs = self.context.environment, self.programs.get(self.runs)
+        records = [(other.context.environment, other.found.record) for other in self.near]
+        asked = Point(here, self.scenario, self.runs, programs)
+        return expect_saving(asked, self.programs, records)
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

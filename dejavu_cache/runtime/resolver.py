@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
@@ -30,10 +30,10 @@ from .choices import MOST_CHOICES
 from .known_records import (
     KnownRecords,
     Neighbour,
+    UntunedLaunch,
     fall_back,
     find_nearest,
     nearest_differences,
-    predict_saving,
 )
 from .request import Request, Resolution
 from .service_phase import may_benchmark
@@ -74,17 +74,8 @@ class Missed:
     saving: Saving | None = None
 
 
-class _MissReport(NamedTuple):
-    """Launches without a record, with all that was read: a fork or the end waits for no store."""
-
-    tiers: TieredStore
-    context: Context
-    scenario: Scenario
-    missed: Missed
-    launches: int
-    near: Sequence[Neighbour]
-    runs: Config
-    programs: int | None
+_MissReport = tuple[TieredStore, UntunedLaunch, Missed, int]
+"""Launches without a record, with all that was read: a fork or the end waits for no store."""
 
 
 class _MissReporter(WriterThread[_MissReport]):
@@ -92,11 +83,11 @@ class _MissReporter(WriterThread[_MissReport]):
 
     def write(self, items: list[_MissReport]) -> None:
         until = time.monotonic() + (PREDICTING_AT_END if self._hurries else PREDICTING)
-        for tiers, context, scenario, missed, launches, near, runs, programs in items:
+        for tiers, launch, missed, launches in items:
             with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
                 if time.monotonic() < until:
-                    missed.saving = predict_saving(context, scenario, runs, programs, near)
-            tiers.miss(context, scenario, MissCount(launches, missed.saving))
+                    missed.saving = launch.predict_saving()
+            tiers.miss(launch.context, launch.scenario, MissCount(launches, missed.saving))
 
 
 MISSES_WAIT, PREDICTING, PREDICTING_AT_END = 1.0, 0.1, 1.0
@@ -321,10 +312,8 @@ class Resolver(Finisher):
             if (launches := next(missed.launches)) >= 2 * missed.reported:
                 new, missed.reported = launches - missed.reported, launches
                 if fallback and near and self.store.remote and missed.saving is None:
-                    runs, launch = describe(fallback.config), request.candidate_launch()
-                    programs = launch.programs_of(runs) if runs in request.declared else None
-                    report = _MissReport(self.store, *scenario, missed, new, near, runs, programs)
-                    _reporter.add(report)
+                    launch = UntunedLaunch.of(request, describe(fallback.config), near)
+                    _reporter.add((self.store, launch, missed, new))
                 else:
                     self.store.miss(*scenario, MissCount(new, missed.saving))
 

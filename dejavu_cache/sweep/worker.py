@@ -16,7 +16,7 @@ from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
 from ..prewarm.build import CompileJob, Compiler, PrewarmSpec
 from ..runtime import rules
-from ..runtime.known_records import NEAR_A_TUNE, KnownRecords, fall_back, predict_saving
+from ..runtime.known_records import NEAR_A_TUNE, KnownRecords, UntunedLaunch, fall_back
 from ..runtime.request import Request
 from ..runtime.tune import predicted_search
 from ..stores import TieredStore, open_patiently
@@ -226,9 +226,8 @@ class SweepWorker:
         """Predict what a tune would have saved launches of the config that runs without one."""
         near = self._known.near_a_launch(request)
         runs = describe(fall_back(request, near, uncompared=True).config)
-        programs = request.candidate_launch().programs_of(runs)
         near = list(self._known.neighbours(request, NEAR_A_TUNE))
-        saving = predict_saving(request.context, request.scenario, runs, programs, near)
+        saving = UntunedLaunch.of(request, runs, near).predict_saving()
         return Worth.of(MissCount(launches, saving), runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
