@@ -176,9 +176,7 @@ def set_interpreter_memory(memory: Any) -> None:
 def build_binaries_in(folder: str, manager: Any) -> None:
     """Have Triton keep binaries alone, without its intermediate representations, in a folder.
 
-    Args:
-        folder: the folder.
-        manager: the class of the cache managers that write it.
+    The manager is the class of the cache managers that write it.
     """
     from triton import knobs
 
@@ -204,9 +202,7 @@ def build_host_modules_with(libcuda_folder: str) -> None:
 def set_target(target: GPUTarget, device: Device | None = None) -> None:
     """Make Triton believe that the current device is of a kind, on a machine without one.
 
-    Args:
-        target: Triton's `GPUTarget`.
-        device: the GPU, if launches ask for more than its target.
+    A device is given if launches ask for more than its target.
     """
     from triton.runtime import driver
 
@@ -303,12 +299,7 @@ class UnloadedModule:
 
 
 class DevicelessDriver:
-    """Driver that knows the target to compile for, and perhaps a GPU, but has no device.
-
-    Args:
-        target: Triton's `GPUTarget`.
-        device: the GPU that is pretended.
-    """
+    """Driver that knows the target to compile for, and perhaps a GPU, but has no device."""
 
     def __init__(self, target: GPUTarget, device: Device | None = None) -> None:
         """Set the target to compile for."""

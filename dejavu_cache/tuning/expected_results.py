@@ -99,11 +99,8 @@ def copyable_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors that can be copied, and why others cannot be, both by name.
 
-    Parts of tuples have names such as `outs[0]`. Tensors without elements are left out.
-
-    Args:
-        arguments: the launch's arguments by name.
-        ignore: arguments to leave alone.
+    Parts of tuples have names such as `outs[0]`. Tensors without elements, and those that are to be
+    ignored, are left out.
     """
     import torch
 
