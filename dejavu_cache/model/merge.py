@@ -100,13 +100,9 @@ def part_digest(part: Measurement | Pin | Winner) -> str:
 
 
 def without_parts(record: Record, parts: Collection[str]) -> Record | None:
-    """Return a record without some measurements, pins and winners; None if nothing is left.
+    """Return a record without the parts of some digests; None if nothing is left.
 
-    A winner whose timing is gone goes with it.
-
-    Args:
-        record: the record.
-        parts: the digests of what is to go.
+    Parts are measurements, pins and winners. A winner whose timing is gone goes with it.
     """
     measurements = tuple(
         measurement for measurement in record.measurements if part_digest(measurement) not in parts

@@ -163,11 +163,7 @@ class CaseScores(Generic[C]):
     """
 
     def __init__(self, times: Mapping[C, Mapping[str, float]]) -> None:
-        """Compute the best times.
-
-        Args:
-            times: times in milliseconds, above 0, by config and case.
-        """
+        """Compute the best times, from times in milliseconds, above 0, by config and case."""
         self._times = {config: dict(by_case) for config, by_case in times.items() if by_case}
         cases = {case for by_case in self._times.values() for case in by_case}
         self.best = {
@@ -197,14 +193,10 @@ class CaseScores(Generic[C]):
         return score * self.level
 
     def may_win(self, config: C, cases: int) -> bool:
-        """Return whether a config may still come close to the leader, or beat it.
+        """Return whether a config that was timed may still come close to the leader, or beat it.
 
-        In the cases where it was not timed, it is taken to be the best; its largest slowdown so far
-        counts in any case.
-
-        Args:
-            config: a config that was timed in one case or more.
-            cases: number of cases in the end.
+        In the cases, of `cases` in the end, where it was not timed, it is taken to be the best; its
+        largest slowdown so far counts in any case.
         """
         return _score(self._slowdowns(config), cases) < self._leading_score * BEHIND
 
@@ -251,14 +243,7 @@ def value_distance(left: Any, right: Any) -> float:
 def evidence_lines(
     record: Record, config: Config, declared: Collection[Config], default: Config | None = None
 ) -> list[str]:
-    """Return what a record says for and against a config, one line per fact.
-
-    Args:
-        record: the record from which the config was taken.
-        config: the config.
-        declared: the configs that the kernel declares.
-        default: the config of last resort, if it is known.
-    """
+    """Return what the record of a config says for and against it, one line per fact."""
     measured = {own: entry for own, entry in record.by_config.items() if own in declared}
     timed = {own: entry.median for own, entry in measured.items() if entry.median}
     choice, lines = record.by_config.get(config), []

@@ -77,13 +77,7 @@ class Choices:
         return len(self.kept)
 
     def add(self, key: RawKey, resolution: Resolution, launches: Iterator[int]) -> ChosenConfig:
-        """Keep what a lookup found for a launch.
-
-        Args:
-            key: the launch's raw key.
-            resolution: what was found.
-            launches: counts those that run it.
-        """
+        """Keep what a lookup found for a launch, and the counter of the launches that run it."""
         if len(self.kept) >= MOST_CHOICES:
             for kept in (self.kept, self._waits, self._idle):
                 kept.clear()

@@ -26,12 +26,8 @@ _provenance: TypeAdapter[How] = TypeAdapter(How)
 def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
     """Return the resolution that all ranks of a job share, and how many configs were benchmarked.
 
-    Outside of a job, or where the job's store fails, it is this process's own.
-
-    Args:
-        request: the scenario.
-        resolver: looks up or tunes a config for this rank.
-        wait: seconds to wait for another process that tunes the same scenario.
+    Outside of a job, or where the job's store fails, it is this process's own. `wait` is in
+    seconds, for another process that tunes the same scenario.
     """
     job = _job_store()
     if job is None:

@@ -82,11 +82,7 @@ class Declaration:
     ) -> Declaration:
         """Return what an autotuner declares now.
 
-        Args:
-            autotuner: the `CachedAutotuner`.
-            name: the kernel's name.
-            options: its options.
-            code: what Triton generates for the kernel, if that is not what its key stands for.
+        The code is what Triton generates for the kernel, if that is not what its key stands for.
         """
         configs, settings, buckets = autotuner.configs, current_settings(), options["buckets"]
         key = identify(autotuner.fn, configs)
@@ -137,11 +133,7 @@ class Declaration:
         return is_same and self.keys == [*autotuner.keys]
 
     def context(self, device: int) -> Context:
-        """Return the context of the kernel's records on a device.
-
-        Args:
-            device: the device's index.
-        """
+        """Return the context of the kernel's records on the device of an index."""
         environment = current_environment(device)
         if self.function is not None:
             note_settings(self.function, environment.variables)
@@ -177,11 +169,7 @@ def default_config(
 ) -> Any:
     """Return the default config, or the first one left if it is left out or not declared.
 
-    Args:
-        autotuner: the kernel's, with the launch's positional arguments as `nargs`.
-        options: the kernel's options.
-        kwargs: the launch's keyword arguments.
-        declared: the configs that pruning leaves.
+    The autotuner has the launch's positional arguments as `nargs`.
 
     Raises:
         ValueError: pruning leaves no config, for which Triton raises the same.

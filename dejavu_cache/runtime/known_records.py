@@ -105,10 +105,7 @@ class KnownRecords:
     def look_up(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record, corrected by what this process measured, or None.
 
-        Args:
-            context: the kernel, environment and problem of the record.
-            scenario: the bucketed key values and dtypes.
-            fresh: whether every tier reads again what may have changed since it was last read.
+        With `fresh`, every tier reads again what may have changed since it was last read.
         """
         found = self.tiers.get(context, scenario, fresh=fresh)
         if found is None:
@@ -204,13 +201,7 @@ class KnownRecords:
         return list(self.neighbours(request, NEAR_A_LAUNCH, request.exact))
 
     def put(self, context: Context, record: Record, *, now: bool = False) -> None:
-        """Merge a record into the stores, if they can be written.
-
-        Args:
-            context: the kernel, environment and problem of the record.
-            record: what is to be added.
-            now: whether to return only once that is durable.
-        """
+        """Merge a record into the stores, if they can be written; `now` is that of `Store.put`."""
         if self.tiers.read_only:
             return
         try:
@@ -224,12 +215,8 @@ def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: 
 
     Candidates are the configs that run in near scenarios by their records, on this GPU and with any
     Triton. One is predicted if it is surely faster than the default by what those records, and
-    other GPUs', say of both. A config whose results were wrong in one of them is none.
-
-    Args:
-        request: the scenario.
-        neighbours: as `KnownRecords.near_a_launch` returns them.
-        uncompared: whether a record may serve whose winner nobody has compared.
+    other GPUs', say of both. A config whose results were wrong in one of them is none. With
+    `uncompared`, a record may serve whose winner nobody has compared.
     """
     default = describe(request.default)
     measured = [entry for each in neighbours for entry in each.found.record.measurements]

@@ -23,7 +23,7 @@ from ..system.import_hooks import after_import
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import UNREADABLE, await_digest, begin_digest, toolchain_on
-from ..triton_internals.hooks import foreign_run, refusing_compilation
+from ..triton_internals.hooks import build_driver_aside, foreign_run, refusing_compilation
 from ..triton_internals.identity import identify, jit_function
 from ..triton_internals.scenario_key import RawKey
 from ..triton_internals.versions import Autotuner
@@ -387,9 +387,10 @@ def is_left_to_triton(autotuner: CachedAutotuner) -> bool:
     try:
         if autotuner.mode is Mode.OFF:
             return True
-        if not autotuner._interpreted and len(autotuner.configs) > 1:
-            begin_digest()
         try:
+            if not autotuner._interpreted and len(autotuner.configs) > 1:
+                begin_digest()
+                build_driver_aside()
             toolchain_on(autotuner.device())
         except Exception as error:
             if is_from_signal_handler(error):

@@ -257,12 +257,6 @@ def refuse_mistakes(
 ) -> None:
     """Check the parameters of `triton.autotune` that a kernel is decorated with.
 
-    Args:
-        fn: the kernel.
-        configs: the configs to choose from.
-        key: the names of the key arguments.
-        prune_configs_by: the functions that leave out configs, by name.
-
     Raises:
         SettingsError: something cannot work, or would be ignored.
     """

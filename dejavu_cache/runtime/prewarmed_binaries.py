@@ -41,11 +41,9 @@ class SealedBinaries:
         self._checked: dict[str, Path | None] = {}
 
     def find(self, key: str, name: str) -> Path | None:
-        """Return the path of a binary, or None if there is none or it must not be loaded.
+        """Return the path of a file under a key of Triton's cache.
 
-        Args:
-            key: the key of Triton's cache.
-            name: the file's name.
+        None stands for none, or for one that must not be loaded.
         """
         inside = f"{BINARIES}/{key}/{name}"
         if inside not in self._files or "/" in name or name == "..":
@@ -172,12 +170,9 @@ def writable_by_others(folder: Path) -> str | None:
 
 
 def _problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
-    """Return why others can change a file or the entries of a folder, or None.
+    """Return why others can change a file or the entries of a folder, or None; a link is neither.
 
-    Args:
-        path: the file or folder; a link is neither.
-        may_be_sticky: whether a sticky folder will do, in which users cannot rename what belongs to
-            others.
+    In a sticky folder, which may do, users cannot rename what belongs to others.
     """
     status = path.lstat()
     is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)

@@ -95,12 +95,9 @@ def recorded_choice(
 ) -> Resolution | None:
     """Return the resolution to a record's pin, or else to the best declared config, or None.
 
-    A record only selects among the configs that the kernel declares today, whoever wrote it.
-
-    Args:
-        request: the scenario in question.
-        found: a record of this scenario or of one that may stand in for it.
-        among: the configs of which the best is taken; None: all declared ones.
+    A record only selects among the configs that the kernel declares today, whoever wrote it. It may
+    be of a scenario that stands in for the request's. `among` are the configs of which the best is
+    taken; None stands for all declared ones.
     """
     if found is None:
         return None
@@ -127,10 +124,7 @@ def trusted_choice(
     3. of the trusted ones the fastest, if the winner is among them;
     4. if nothing can be compared, and the launch may not run the winner: the fastest.
 
-    Args:
-        request: the scenario in question.
-        found: a record of this scenario or of one that may stand in for it.
-        uncompared: whether a winner may run that nobody has compared, labelled as such.
+    With `uncompared`, a winner may run that nobody has compared, labelled as such.
     """
     leader = recorded_choice(request, found)
     if leader is None or found is None or leader.how == "pinned" or request.check is None:
@@ -152,12 +146,8 @@ def trusted_configs(
     """Return the configs that a launch may take from a record without comparing their results.
 
     They are the default config, by which the others are judged, and the winner, if its results were
-    compared. If the default has failed, there is nothing to compare with, and nothing else to run.
-
-    Args:
-        record: the record.
-        default: the config of last resort.
-        uncompared: whether a winner counts although nobody has compared it.
+    compared or `uncompared` is set. If the default has failed, there is nothing to compare with,
+    and nothing else to run.
     """
     trusted = set() if default is None else {default}
     if record.winner is None or not record.is_finished:
@@ -195,12 +185,7 @@ def settled_choice(request: Request, found: Found | None, findings: Findings) ->
 def uncompared_choice(request: Request, found: Found | None, results: Results) -> Resolution:
     """Return what runs where nothing shows whether the fastest config's results are right.
 
-    It is a recorded config that was compared elsewhere, or else the default.
-
-    Args:
-        request: the scenario.
-        found: its record, if there is one.
-        results: why nothing was compared.
+    It is a recorded config that was compared elsewhere, or else the default. `results` say why.
     """
     reasons, is_idle = reasons_not_compared(results), has_reason(results, NO_WORK)
     trusted = trusted_choice(request, found)
@@ -215,10 +200,7 @@ def best_config(
 ) -> Config | None:
     """Return the best config by a record's timings, or None if none is believed.
 
-    Args:
-        request: the scenario.
-        record: its record.
-        among: the configs of which the best is taken; None: all declared ones.
+    `among` are the configs of which it is taken; None stands for all declared ones.
     """
     configs = request.declared if among is None else among
     return winner(record, configs, describe(request.default), here=True)
@@ -270,12 +252,6 @@ def untried_failures(
 
     Crashes and wrong results of other machines are trusted, except for the default config, which
     must be tried anyway. What this process has tried, or suspects, it does not try again.
-
-    Args:
-        request: the scenario.
-        record: its record.
-        findings: what this process knows of it.
-        suspects: configs that processes were measuring when they died.
     """
     measured, default = record.by_config, describe(request.default)
     tried = {*findings.trials, *(suspect.config for suspect in suspects)}
@@ -321,17 +297,10 @@ def winner_to_record(
 ) -> Winner | None:
     """Return the winner to record, or None where the recorded one stands.
 
-    A config that could not be compared does not replace one that was, and is not recorded twice
-    for it. Pruning may have left the earlier winner out of the tuned launch; it stands if it is
-    faster.
-
-    Args:
-        request: the scenario.
-        record: its record, with what the tune has measured.
-        best: the best config of the tuned launch.
-        results: what comparing it has shown.
-        left_out: what the tune has left out, as a winner's `omissions`.
-        measured: whether the tune has measured anything.
+    A config that could not be compared does not replace one that was, and is not recorded twice for
+    it. Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
+    The record has what the tune has measured, if it has measured anything, and the winner's
+    `omissions` are what it has left out.
     """
     config, recorded, omissions = best, record.winner, record.omissions_with(left_out)
     if request.prunes and recorded is not None:

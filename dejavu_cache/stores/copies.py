@@ -81,13 +81,9 @@ class LocalCopies:
 def take_over(
     store: Store, context: Context, scenarios: Collection[Scenario], changes: CopyChanges
 ) -> None:
-    """Remove recalled parts from a store's records, and merge in the records that have changed.
+    """Remove recalled parts from a local store's records, and merge in those that have changed.
 
-    Args:
-        store: a local store.
-        context: the context of the records.
-        scenarios: the scenarios that may change.
-        changes: what has changed on a server.
+    Records of other scenarios stay, whatever has changed on the server.
     """
     recalled = {
         scenario: changes.recalls[scenario.digest]

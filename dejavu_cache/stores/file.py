@@ -245,12 +245,9 @@ class FileStore(Store):
                 yield folder, describe_failure(refusal, folder, "read")
 
     def _find(self, pattern: str, kernel: str | None, unlisted: list[OSError]) -> list[Path]:
-        """Return the files of a pattern, sorted; hidden folders are left out.
+        """Return the files whose names contain a pattern, in a kernel's folder or in all, sorted.
 
-        Args:
-            pattern: a regular expression that the files' names contain.
-            kernel: whose folder is searched; None: all.
-            unlisted: gets the errors of folders that cannot be listed.
+        Hidden folders are left out. The errors of folders that cannot be listed go to `unlisted`.
         """
         root = self.root if kernel is None else self.root / _folder_name(kernel)
         paths: list[Path] = []
@@ -303,10 +300,7 @@ class FileStore(Store):
     def delete_leftovers(self, older_than: float = 86_400.0) -> int:
         """Delete unfinished files and locks of killed writers, and leases; return their number.
 
-        No link is followed.
-
-        Args:
-            older_than: the least age of a leftover, in seconds.
+        None is younger than `older_than` seconds. No link is followed.
         """
         deleted, until = 0, time.time() - older_than
         for _, _, names, folder in os.fwalk(self.root) if self.root.is_dir() else ():
@@ -429,10 +423,7 @@ def hold_lock(path: Path, wait: float) -> Iterator[None]:
 def describe_failure(error: OSError, path: Path, action: str) -> StoreError:
     """Return a store's error for a failed access, with a remedy where one is known.
 
-    Args:
-        error: the operating system's error.
-        path: the file or folder.
-        action: a participle that completes "PATH cannot be ...", such as "read".
+    The action completes "PATH cannot be …", such as "read".
     """
     remedy = _REMEDIES.get(error.errno or 0, "")
     return StoreError(

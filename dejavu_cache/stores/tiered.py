@@ -151,11 +151,9 @@ class TieredStore(Store):
     """
 
     def __init__(self, tiers: Sequence[Store], *, strict: bool = False) -> None:
-        """Combine stores.
+        """Combine stores, the nearest first.
 
-        Args:
-            tiers: the stores, from the nearest to the farthest.
-            strict: whether an error of one tier is raised instead of skipping the tier.
+        With `strict`, an error of one tier is raised; else the tier is skipped.
         """
         self.tiers = tuple(tiers)
         self.strict = strict
@@ -168,8 +166,7 @@ class TieredStore(Store):
     def keep_copies_right(self, changed: Callable[[Context], None]) -> None:
         """Revalidate, in the background, the local copies of all records that are looked up.
 
-        Args:
-            changed: a method that is called with a context after a local copy has changed.
+        `changed` is called with a context after a local copy has changed.
         """
         if current_settings().refresh:
             self._copies = LocalCopies(self.tiers, changed)
@@ -465,10 +462,7 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
     """Return the tiers that a launch reads: shipped records, a store and this process's memory.
 
     With the memory as the last tier, a process can reuse its own results even if the store cannot
-    be written.
-
-    Args:
-        store: the store or its URL; None stands for the default store.
+    be written. None stands for the default store.
     """
     if isinstance(store, os.PathLike):  # it may have characters that mean more in a URL
         store = open_store(expand_home(store).absolute().as_uri())

@@ -379,11 +379,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 class GroupRecord:
-    """The record of a scenario whose configs are measured over several cases.
-
-    Attributes:
-        record: the record as far as it is measured.
-    """
+    """The record, as far as it is measured, of a scenario with several cases."""
 
     def __init__(self, store: Store, context: Context, scenario: Scenario) -> None:
         """Read the record; the caller holds the scenario's lease."""
@@ -400,16 +396,10 @@ class GroupRecord:
     def undecided_configs(
         self, declared: Collection[Config], default: Config, cases: Sequence[str], case: str
     ) -> list[Config]:
-        """Return the configs that a case has to time.
+        """Return the configs that a case has to time, of those that may run in it.
 
         They are those without any timing, if it is the first case, and those that may still win and
         were not timed in it. The default is timed in all cases.
-
-        Args:
-            declared: the configs that may run in the case.
-            default: the config of last resort.
-            cases: names of all cases, in order.
-            case: the case in question.
         """
         scores, times = self.scores, self.record.times_by_case
         settled = {  # timed in the case, or failed in any

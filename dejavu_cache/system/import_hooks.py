@@ -9,12 +9,7 @@ _waiting: dict[str, list[Callable[[Any], None]]] = {}
 
 
 def after_import(module: str, function: Callable[[Any], None]) -> None:
-    """Call a function with a module once that is imported, or now if it is already.
-
-    Args:
-        module: the module's full name.
-        function: is called once, with the module.
-    """
+    """Call a function with a module once that is imported by its full name, or now if it is."""
     if module in sys.modules:
         function(sys.modules[module])
         return

@@ -29,11 +29,7 @@ def printable_output(value: object) -> object:
 def counted(number: int, noun: str, plural: str = "", *, grouped: bool = False) -> str:
     """Return a number with its noun: `1 record`, `2 records`.
 
-    Args:
-        number: the number.
-        noun: the noun after 1, perhaps with a verb (`record is`).
-        plural: what follows any other number; empty: the noun with an s.
-        grouped: whether commas group the digits.
+    The noun may have a verb (`record is`). Without a plural, it gets an s; commas may group digits.
     """
     digits = f"{number:,}" if grouped else str(number)
     return f"{digits} {noun if number == 1 else plural or f'{noun}s'}"
@@ -94,8 +90,7 @@ class Progress:
 def show_log(level: str) -> None:
     """Write the log to standard error from a level on, once per process.
 
-    Args:
-        level: a level of `logging`, in lower case; empty: the program's own handlers decide.
+    The level is one of `logging`, in lower case; if it is empty, the program's handlers decide.
     """
     if not level:
         return

@@ -204,9 +204,6 @@ def user_folder(name: str) -> Path:
     """Return a folder of the package's in the user's cache folder, which need not be there.
 
     A user who has no such folder gets one among the temporary files, with one warning.
-
-    Args:
-        name: what it holds.
     """
     folder, reason = _user_path("cache"), "the home folder is not known"
     if folder is not None:

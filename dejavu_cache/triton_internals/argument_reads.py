@@ -30,9 +30,7 @@ _SEE_ALL_VARIABLES = frozenset({"locals", "vars", "eval", "exec", "inspect", "sy
 class ReadArguments(dict[str, Any]):
     """Arguments by name, which notes the names whose values are read.
 
-    Args:
-        arguments: the arguments; what is written to this dictionary is written there too.
-        read: the set to which the names are added.
+    What is written to this dictionary is written to the launch's arguments, too.
     """
 
     def __init__(self, arguments: dict[str, Any], read: set[str]) -> None:
@@ -173,9 +171,7 @@ class Answers:
     def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
         """Return what of a launch's arguments may tell its answer from others.
 
-        Args:
-            args: its positional arguments.
-            kwargs: its keyword arguments but `grid` and `warmup`, whose names count too.
+        The names of the keywords count too, among which `grid` and `warmup` are not.
 
         Raises:
             TypeError: an argument that was read cannot be compared.
@@ -188,13 +184,7 @@ class Answers:
         return form
 
     def answer(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the answer for a launch.
-
-        Args:
-            device: the device's index.
-            args: the launch's positional arguments.
-            kwargs: its keyword arguments, `grid` and `warmup` included.
-        """
+        """Return the answer for a launch, whose keywords include `grid` and `warmup`."""
         given = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
         with contextlib.suppress(Exception):
             return self._kept[device, self.form(args, given)]

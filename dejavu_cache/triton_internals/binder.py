@@ -48,12 +48,7 @@ _MOST_INTEGERS = 1 << 16
 
 
 class _IntegerSpecializations(dict[int, Any]):
-    """Cache of Triton's specialisations of integers.
-
-    Args:
-        expression: computes the specialisation of `value`.
-        names: the names in it.
-    """
+    """Cache of Triton's specialisations of integers, which an expression computes from `value`."""
 
     def __init__(self, expression: str, names: dict[str, Any]) -> None:
         self._specialize = eval(f"lambda value: {expression}", names)
@@ -172,9 +167,7 @@ def _parameters(fn: JITFunction, tuned: frozenset[str], optional_keys: Sequence[
 def _argument_part(parameter: KernelParam, namespace: dict[str, Any]) -> str:
     """Write the expression for one argument's specialisation.
 
-    Args:
-        parameter: Triton's `KernelParam`.
-        namespace: the binder's globals; what the expression needs is added.
+    What it needs is added to the namespace, the binder's globals.
     """
     name = parameter.name
     if parameter.is_constexpr:
@@ -241,13 +234,7 @@ def form_of_launch(
 ) -> tuple[Hashable, ...] | None:
     """Return what the compiled kernel of a launch on the current device depends on.
 
-    Args:
-        kernel: the function that is launched.
-        args: its arguments that are not constants.
-        kwargs: its constants and options.
-
-    Returns:
-        None if an argument has a type that is not known here.
+    The keywords are its constants and options. None stands for an argument of an unknown type.
     """
     forms = tuple(map(form_of_argument, args))
     if None in forms:
@@ -345,12 +332,7 @@ class RepeatedLaunch:
         return bool(self._metadata)
 
     def expand(self, name: str, descriptor: Any) -> Any:
-        """Return a TMA descriptor as launches take it; it may be kept for later ones.
-
-        Args:
-            name: the argument's name.
-            descriptor: Triton's `TensorDescriptor`.
-        """
+        """Return a TMA descriptor as launches take it; it may be kept for later ones."""
         metadata = self._metadata.get(name)
         return descriptor if metadata is None else expand_descriptor(descriptor, metadata)
 

@@ -186,12 +186,6 @@ def recreate_compilation(
 ) -> Compilation:
     """Return what Triton compiles at a recorded launch, with the values of any config.
 
-    Args:
-        fn: the `JITFunction`.
-        launch: a launch of it, as `launch_of` recorded it.
-        config: meta-parameters and options.
-        target: Triton's `GPUTarget`.
-
     Raises:
         ValueError: the launch is not one of this kernel, or names what this process does not know.
     """
@@ -427,9 +421,6 @@ def forget_failed(function: JITFunction | None) -> None:
     """Remove compilations that failed or were cancelled from a function's cache in memory.
 
     Triton keeps them, and raises their error at every later launch.
-
-    Args:
-        function: a `JITFunction`, or None.
     """
     for kernels, *_ in getattr(function, "device_caches", {}).values():
         for key, kernel in kernels.copy().items():  # in one step, beside other threads
@@ -472,11 +463,7 @@ def compile_config(
 ) -> CompiledKernel:
     """Return the compiled kernel of a config, from memory if it was launched before.
 
-    Args:
-        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
-        config: the `triton.Config`.
-        args: the launch's positional arguments.
-        kwargs: its keyword arguments.
+    The autotuner's `nargs` are the launch's.
 
     Raises:
         Exception: what Triton raises where the config cannot be compiled.
@@ -500,12 +487,8 @@ def release_later(
     """Remove kernels that have come since, and whose compilation has ended, from memory.
 
     A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
-    3.9, which unloads what nobody holds, its module stays on the device.
-
-    Args:
-        function: a `JITFunction`.
-        earlier: what `keys_in_memory` returned before.
-        needed: a compiled kernel that stays.
+    3.9, which unloads what nobody holds, its module stays on the device. `earlier` is what
+    `keys_in_memory` returned before; the needed kernel stays.
     """
     for device, (kernels, *_) in list(function.device_caches.items()):
         for key, kernel in kernels.copy().items():  # in one step, beside other threads

@@ -91,10 +91,7 @@ def can_be_recorded(
 ) -> bool:
     """Return whether records can and may hold all configs of a kernel; if not, warn once.
 
-    Args:
-        kernel: the kernel's name.
-        configs: its `triton.Config`s.
-        parameters: its parameters; everything else in a config is a compiler option.
+    What is none of the kernel's parameters is a compiler option of a config.
     """
     parameters = [*parameters]
     allowed = TUNING_OPTIONS.union(parameters)

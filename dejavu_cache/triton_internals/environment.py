@@ -91,11 +91,7 @@ def backend_for(target: GPUTarget) -> BaseBackend:
 
 
 def backend_hash(target: GPUTarget) -> str:
-    """Return the part of a binary's key that stands for the compiler's version.
-
-    Args:
-        target: Triton's `GPUTarget`.
-    """
+    """Return the part of a binary's key that stands for the compiler's version."""
     return str(backend_for(target).hash())
 
 
@@ -105,11 +101,7 @@ def supported_float8() -> tuple[str, ...]:
 
 
 def current_environment(device: int) -> Environment:
-    """Return the environment of one of this process's devices.
-
-    Args:
-        device: an index, as `current_device` returns it, or `INTERPRETER_INDEX`.
-    """
+    """Return the environment of a device of this process, by its index or `INTERPRETER_INDEX`."""
     environment = toolchain_on(device)
     if device == INTERPRETER_INDEX:
         return environment

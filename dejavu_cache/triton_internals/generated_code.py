@@ -46,9 +46,6 @@ def code_of_text(text: str) -> str:
 
     The functions that the module defines, and the values of each, are numbered in the order in
     which they occur, so that what refers to what still counts.
-
-    Args:
-        text: MLIR, as `str` of Triton's module gives it.
     """
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#loc"))
     defined = set(_DEFINITION.findall(lines))
@@ -74,11 +71,7 @@ def code_of_text(text: str) -> str:
 
 
 def code_of_binary(kernel: CompiledKernel) -> str | None:
-    """Return the code that a compiled kernel was generated from; None if its IR was not kept.
-
-    Args:
-        kernel: Triton's `CompiledKernel`.
-    """
+    """Return the code that a kernel was compiled from; None if its IR was not kept."""
     text = getattr(kernel, "asm", {}).get("source")
     return code_of_text(text) if isinstance(text, str) else None
 
@@ -88,14 +81,7 @@ def tuned_launches(
 ) -> tuple[RecordedLaunch, ...]:
     """Record the launch of a config that was just measured, with the code that was generated.
 
-    Args:
-        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
-        config: the `triton.Config`.
-        args: the launch's positional arguments.
-        kwargs: its keyword arguments.
-
-    Returns:
-        The launch; nothing where it cannot be recorded.
+    The autotuner's `nargs` are the launch's. Nothing is returned where it cannot be recorded.
     """
     if is_interpreting():
         return ()
@@ -121,16 +107,9 @@ def has_equal_code(kernel: Any, record: Record, declared: Mapping[Config, Any]) 
 def generates_equal_code(
     kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: TritonConfig
 ) -> bool | None:
-    """Return whether Triton generates today what it did for a recorded launch.
+    """Return whether Triton generates today what it did for a recorded launch of a config's name.
 
-    Args:
-        kernel: the kernel: a jit function, or heuristics around one.
-        launches: the launches of a record.
-        name: the record's config.
-        config: the `triton.Config` that the kernel declares by this name.
-
-    Returns:
-        None if no launch says what was generated, or none can be generated.
+    None stands for launches of which none says what was generated, or none can be generated.
     """
     function, target, answer = jit_function(kernel), current_target(), None
     refused = _refused.setdefault(function.fn, set())

@@ -20,6 +20,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..system.background_threads import start_thread
+from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import private_temporary_folder
 
@@ -72,6 +74,20 @@ def retry_parsing() -> None:
         return original(function)
 
     owner.parse = parse
+
+
+@cache
+def generate_in_turn() -> None:
+    """Have threads take turns at generating code, which is Python: else all of it would be late."""
+    from triton.compiler import ASTSource
+
+    original, lock = ASTSource.make_ir, ForkLock()
+
+    def make_ir(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return original(*args, **kwargs)
+
+    ASTSource.make_ir = make_ir
 
 
 @cache
@@ -160,9 +176,7 @@ def set_interpreter_memory(memory: Any) -> None:
 def build_binaries_in(folder: str, manager: Any) -> None:
     """Have Triton keep binaries alone, without its intermediate representations, in a folder.
 
-    Args:
-        folder: the folder.
-        manager: the class of the cache managers that write it.
+    The manager is the class of the cache managers that write it.
     """
     from triton import knobs
 
@@ -188,9 +202,7 @@ def build_host_modules_with(libcuda_folder: str) -> None:
 def set_target(target: GPUTarget, device: Device | None = None) -> None:
     """Make Triton believe that the current device is of a kind, on a machine without one.
 
-    Args:
-        target: Triton's `GPUTarget`.
-        device: the GPU, if launches ask for more than its target.
+    A device is given if launches ask for more than its target.
     """
     from triton.runtime import driver
 
@@ -287,12 +299,7 @@ class UnloadedModule:
 
 
 class DevicelessDriver:
-    """Driver that knows the target to compile for, and perhaps a GPU, but has no device.
-
-    Args:
-        target: Triton's `GPUTarget`.
-        device: the GPU that is pretended.
-    """
+    """Driver that knows the target to compile for, and perhaps a GPU, but has no device."""
 
     def __init__(self, target: GPUTarget, device: Device | None = None) -> None:
         """Set the target to compile for."""
@@ -337,6 +344,41 @@ def host_module_builders(backend: str) -> tuple[Any, Any]:
     from triton.backends.amd.driver import HIPLauncher, HIPUtils
 
     return HIPUtils, HIPLauncher
+
+
+class _ModuleBuiltAside:
+    """The functions by which Triton calls CUDA; their first use waits for a thread's C compiler."""
+
+    def __init__(self, build: Any) -> None:
+        self.build, self.thread = build, None
+
+    def compile(self) -> None:
+        with suppress(Exception):  # the first use compiles again, and raises it
+            vars(self).update(vars(self.build()))
+
+    def __getattr__(self, name: str) -> Any:
+        if self.thread is not None:
+            self.thread.join()  # at once in a forked child, which has no such thread
+        if name not in vars(self):
+            vars(self).update(vars(self.build()))
+        return object.__getattribute__(self, name)
+
+
+def build_driver_aside() -> None:
+    """Take Triton's driver, whose module is built while records are read and kernels compile."""
+    from triton.runtime import driver
+
+    nvidia: Any = sys.modules.get("triton.backends.nvidia.driver")
+    if nvidia is None or driver._active is not None:
+        return
+    aside: Any = _ModuleBuiltAside(nvidia.CudaUtils)
+    nvidia.CudaUtils = lambda: aside
+    try:
+        is_taken = getattr(driver.active, "utils", None) is aside
+    finally:
+        nvidia.CudaUtils = aside.build
+    if is_taken:
+        aside.thread = start_thread(aside.compile, "dejavu-cache driver module")
 
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"

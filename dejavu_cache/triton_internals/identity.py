@@ -46,23 +46,14 @@ class KernelIdentity(NamedTuple):
     unstored: str | None
 
     def with_code(self, code: str) -> KernelIdentity:
-        """Return the identity of a kernel of which Triton generated other code than is recorded.
-
-        Args:
-            code: what it generated, as `generated_code` has it.
-        """
+        """Return the identity of a kernel of which Triton generated other code than is recorded."""
         assert self.source is not None
         salted = _digest(self.source, code)
         return self._replace(source=salted[:24] + self.source[24:])
 
 
 def identify(kernel: Any, configs: Iterable[TritonConfig]) -> KernelIdentity:
-    """Return a kernel's identity.
-
-    Args:
-        kernel: a jit function, or heuristics around one.
-        configs: the `triton.Config`s that it declares.
-    """
+    """Return a kernel's identity, given all configs that it declares."""
     try:
         function = jit_function(kernel)
         source = _digest(function_key(function))[:24] + _digest(*_decoration(function))[:8]

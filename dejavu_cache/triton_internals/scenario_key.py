@@ -77,13 +77,7 @@ class ScenarioKey:
         self._bucket_of: dict[str, Bucket | None] = {**dict.fromkeys(keys), **buckets}
 
     def raw(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RawKey:
-        """Return a hashable key of a launch's scenario, for this process only.
-
-        Args:
-            device: the device's index.
-            args: the launch's positional arguments.
-            kwargs: its keyword arguments.
-        """
+        """Return a hashable key of a launch's scenario, for this process only."""
         named = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         raw: list[Any] = [device]
         for name, bucket in self._bucket_of.items():

@@ -85,15 +85,9 @@ def specializer(fn: JITFunction) -> dict[str, Any]:
 def specialize_values(
     fn: JITFunction, backend: BaseBackend, arguments: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the types and attributes that `JITFunction.run` finds for some arguments.
+    """Return the types and attributes that `JITFunction.run` finds for arguments, by parameter.
 
-    Args:
-        fn: the `JITFunction`.
-        backend: Triton's backend for the target.
-        arguments: values by parameter name.
-
-    Returns:
-        Type and attributes by parameter name; the attributes are None if there are none.
+    The attributes are None if there are none.
     """
     if not arguments:
         return {}
@@ -180,10 +174,7 @@ def expandable_descriptors(kernel: CompiledKernel) -> dict[int, Any]:
 
     Triton makes a tensor map from each descriptor at each launch. Its C function takes one that was
     made before. Empty for a kernel without descriptors, or with some inside of tuples, and for any
-    other launcher.
-
-    Args:
-        kernel: Triton's `CompiledKernel`, loaded onto the device.
+    other launcher. The kernel is loaded onto the device.
     """
     if not _allocates_nothing(kernel.run):
         return {}
@@ -197,9 +188,7 @@ def expandable_descriptors(kernel: CompiledKernel) -> dict[int, Any]:
 def expand_descriptor(descriptor: Any, metadata: Any) -> list[Any]:
     """Return a TMA descriptor as the C function takes it: a tensor map, its shape and strides.
 
-    Args:
-        descriptor: Triton's `TensorDescriptor`.
-        metadata: what `expandable_descriptors` says of its place.
+    The metadata is what `expandable_descriptors` has of its place.
     """
     from triton.backends.nvidia import driver as cuda
 

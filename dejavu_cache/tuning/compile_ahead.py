@@ -32,7 +32,7 @@ from ..triton_internals.compilation import (
     may_compile_in_threads,
 )
 from ..triton_internals.environment import await_digest
-from ..triton_internals.hooks import retry_parsing
+from ..triton_internals.hooks import generate_in_turn, retry_parsing
 from ..triton_internals.identity import find_jit_function
 
 if TYPE_CHECKING:
@@ -97,9 +97,8 @@ def compile_failure_of(error: BaseException, passed: Collection[str] = ()) -> Fa
     refused = isinstance(error, (ValueError, AssertionError)) or (
         isinstance(error, KeyError) and "unrecognised" in str(error)
     )
-    return failure_of(error) or (
-        Failure(kind="compile_error", reason=_short(error)) if refused else None
-    )
+    failure = Failure(kind="compile_error", reason=_short(error)) if refused else None
+    return failure_of(error) or failure
 
 
 def device_failure_of(error: BaseException) -> Failure | None:
@@ -209,6 +208,7 @@ def compiling_threads(
         yield None
         return
     retry_parsing()
+    generate_in_turn()
     pool = ThreadPoolExecutor(threads_for(threads), name)
     try:
         yield pool
@@ -239,15 +239,15 @@ def compile_ahead(
         with compiling_threads(len(configs)) as pool:
             if pool is not None:
                 with compiling_in(pool):
-                    longest_first = sorted(configs, key=partial(_order, launch))
-                    for config in longest_first:
-                        candidates[config] = submit(launch, launch.declared[config])
                     function = find_jit_function(launch.autotuner)
-                    if function is not None and not any(keys_in_memory(function).values()):
-                        # Else Triton builds it, by a C compiler, after its first compilation.
-                        keywords = {**launch.kwargs, **launch.declared[configs[0]].all_kwargs()}
-                        build = partial(build_launcher, function, launch.args, keywords)
-                        start_thread(build, "dejavu-cache launcher")
+                    is_new = function is not None and not any(keys_in_memory(function).values())
+                    for config in sorted(configs, key=partial(_order, launch)):
+                        candidates[config] = submit(launch, launch.declared[config])
+                        if is_new:  # else Triton builds it, by a C compiler, after compiling
+                            is_new = False
+                            keywords = {**launch.kwargs, **launch.declared[config].all_kwargs()}
+                            build = partial(build_launcher, function, launch.args, keywords)
+                            start_thread(build, "dejavu-cache launcher")
             yield dict(candidates)
     finally:
         for candidate in filter(None, candidates.values()):

@@ -99,11 +99,8 @@ def copyable_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors that can be copied, and why others cannot be, both by name.
 
-    Parts of tuples have names such as `outs[0]`. Tensors without elements are left out.
-
-    Args:
-        arguments: the launch's arguments by name.
-        ignore: arguments to leave alone.
+    Parts of tuples have names such as `outs[0]`. Tensors without elements, and those that are to be
+    ignored, are left out.
     """
     import torch
 
@@ -324,6 +321,31 @@ class Output:
                 seen = torch.where(missing, 0, seen)
             wanted = torch.where(unwritten, held, _bits(expected))
             yield seen.view(actual.dtype), wanted.view(expected.dtype)
+
+
+_loaded = set[Any]()
+"""Dtypes and devices of which this process has compared tensors."""
+
+
+def load_comparison(arguments: Mapping[str, Any]) -> None:
+    """Have PyTorch load the kernels that compare such tensors, as it does at their first launch."""
+    import torch
+
+    for _, tensor in _named_tensors(arguments):
+        if not tensor.is_cuda or (tensor.dtype, tensor.device) in _loaded:
+            continue
+        _loaded.add((tensor.dtype, tensor.device))
+        try:
+            ones = torch.ones(2 * PIECE, dtype=tensor.dtype, device=tensor.device)
+            copyable_tensors({"ones": ones}, ())
+            output = Output(ones, ones.clone(), may_be_filled=True)
+            output.restore(filled=True)
+            ones.fill_(1)
+            output.expect_present(was_filled=True)
+            output.describe_difference(None, was_filled=True)
+        except Exception as error:  # a comparison meets it too, if there is one
+            if is_from_signal_handler(error):
+                raise
 
 
 def _add_neighbours(slices: Tensor, dim: int, count: int) -> Tensor:

@@ -127,10 +127,6 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
-_compared: set[Any] = set()
-"""Dtypes of which this process has compared outputs on a device."""
-
-
 @dataclass(eq=False)
 class ResultCheck:
     """Compares the results of a launch's configs with the default's, as a kernel's options say.
@@ -392,8 +388,6 @@ class ResultCheck:
 
         By the interpreter, a first launch shows what the code does, and a second one is expected.
         """
-        import torch
-
         autotuner, reference, is_known = self.launch.autotuner, self._options.reference, False
         hook = autotuner.user_defined_pre_hook or getattr(self.default, "pre_hook", None)
         while not is_known:
@@ -412,11 +406,6 @@ class ResultCheck:
                     if not output.expect_present(name in filled, is_updated=is_updated):
                         self._uncompared[name] = LACKS_MEMORY
                         self._outputs.pop(name).restore()
-                    elif output.tensor.is_cuda and output.tensor.dtype not in _compared:
-                        # PyTorch loads each kernel at its first launch: here, others compile.
-                        _compared.add(output.tensor.dtype)
-                        with suppress(torch.cuda.OutOfMemoryError):
-                            output.describe_difference(None, name in filled)
 
     def _fillable(self, accesses: Accesses | None) -> list[str]:
         """Return the outputs that may hold anything before a launch of code with these accesses.

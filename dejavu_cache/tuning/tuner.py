@@ -27,6 +27,7 @@ from .compile_ahead import (
     threads_for,
 )
 from .device_timer import SCREENING, TURN, DeviceTimer, Effort, TimedLaunch
+from .expected_results import load_comparison
 from .measurement_marks import MeasurementMark
 from .race import HOPELESS, Race
 from .search import PredictedSearch
@@ -221,6 +222,8 @@ class Tuner:
         """
         most = QUIET if self._timer is not None else 0
         with compile_ahead(self.launch, configs) as waiting:
+            if self._timer is not None and self.check is not None and self.check.options:
+                load_comparison({**self.launch.autotuner.nargs, **self.launch.kwargs})
             if candidate := waiting.get(self.launch.default):
                 candidate.finish()
             if self.check is not None:
@@ -263,11 +266,7 @@ class Tuner:
             The first config that is compiled, or the first of all, and how many threads compile.
         """
         while True:
-            compiled = [
-                config
-                for config, candidate in waiting.items()
-                if candidate is None or candidate.is_done
-            ]
+            compiled = [config for config, made in waiting.items() if made is None or made.is_done]
             compiling = min(len(waiting) - len(compiled), threads_for(len(waiting)))
             if compiling <= most or self._must_stop:
                 return (compiled or list(waiting))[0], compiling

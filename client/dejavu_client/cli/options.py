@@ -87,12 +87,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str]:
     """Parse the `NAME=VALUE` texts of a repeated option.
 
-    Args:
-        texts: the option's values; None if it was not given.
-        option: the option's name, for the error message.
-
     Raises:
-        SettingsError: a text has no `=`.
+        SettingsError: a text has no `=`; the message names the option.
     """
     assignments = {}
     for text in texts or ():

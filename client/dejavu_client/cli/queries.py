@@ -20,11 +20,9 @@ from .errors import NothingFoundError
 
 
 def kernel_matches(name: str, pattern: str) -> bool:
-    """Return whether a kernel's name is the pattern or ends with it, by whole components.
+    """Return whether a kernel's full name is a pattern or ends with it, by whole components.
 
-    Args:
-        name: the kernel's module and qualified name.
-        pattern: a name, the end of one, or a glob such as `*attention*`; empty matches all.
+    The pattern may be a glob such as `*attention*`; an empty one matches all.
     """
     if not pattern:
         return True
@@ -34,13 +32,8 @@ def kernel_matches(name: str, pattern: str) -> bool:
 def matching_kernels(names: Iterable[str], pattern: str, url: str) -> list[str]:
     """Return the kernels that a pattern names, sorted; an exact name matches no other kernel.
 
-    Args:
-        names: all kernels.
-        pattern: as for `kernel_matches`.
-        url: where the kernels are, for the error message.
-
     Raises:
-        NothingFoundError: no kernel matches; the message suggests similar names.
+        NothingFoundError: no kernel matches; the message names the URL, and similar kernels.
     """
     names = sorted(set(names))
     if pattern in names:
@@ -112,11 +105,7 @@ def record_sets_of(store: Store, pattern: str) -> Iterator[RecordSet]:
 def context_matches(context: Context, kernel: str, device: str, triton: str) -> bool:
     """Return whether a context passes the filters of a command; an empty filter passes all.
 
-    Args:
-        context: the context.
-        kernel: as for `kernel_matches`.
-        device: part of the GPU's name, in any case.
-        triton: the version of Triton.
+    The kernel is a pattern, the device a part of the GPU's name, in any case, and Triton a version.
     """
     return (
         kernel_matches(context.kernel.name, kernel)
@@ -133,14 +122,7 @@ def describe_filters(device: str, triton: str) -> str:
 def matching_records(
     store: Store, kernel: str, conditions: Sequence[str], device: str = "", triton: str = ""
 ) -> Iterator[tuple[Context, Record]]:
-    """Yield a kernel's records whose scenarios satisfy all conditions, context by context.
-
-    Args:
-        store: where to look.
-        kernel: as for `kernel_matches`.
-        conditions: the texts of `--where`.
-        device: part of the GPU's name, in any case.
-        triton: the version of Triton; empty for all.
+    """Yield the records that pass the filters, and whose scenarios satisfy all of `--where`.
 
     Raises:
         NothingFoundError: no kernel matches, or no scenario satisfies the conditions.
@@ -217,12 +199,6 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
     """Yield the records of each environment and problem that pass the filters.
 
     Of several versions of a kernel's code, only the one that was tuned last counts.
-
-    Args:
-        store: where to look.
-        kernel: as for `kernel_matches`.
-        device: part of the GPU's name; empty for all.
-        triton: the version of Triton; empty for all.
 
     Raises:
         NothingFoundError: no kernel matches, or none with the device and the version of Triton.

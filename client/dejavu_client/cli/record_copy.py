@@ -23,13 +23,8 @@ def merge_acknowledged(
     """Merge record sets into a store, and print how many records it acknowledged.
 
     A record set that is refused for its content is passed over, and so is one that the store has in
-    a newer format; any other error ends the copy.
-
-    Args:
-        record_sets: what to copy.
-        store: where to.
-        must_take_all: whether it is an error that a server passes over records, because they were
-            deleted or replaced there; otherwise they are only counted.
+    a newer format; any other error ends the copy. A server passes over records that were deleted or
+    replaced there: that is an error where it must take all, and else they are counted.
 
     Raises:
         StoreError: the store took nothing, for the reason in the message.

@@ -134,12 +134,7 @@ class ScenarioLine(NamedTuple):
 
 
 def scenario_rows(records: Iterable[Record], keys: Sequence[str]) -> list[ScenarioLine]:
-    """Return a row for each scenario of a context, in the order of the scenarios' values.
-
-    Args:
-        records: the records of the scenarios.
-        keys: the arguments that come first, in order.
-    """
+    """Return a row for each record, in the order of the scenarios' values, those of keys first."""
     rows = [_row(record, keys) for record in records]
     return sorted(rows, key=lambda row: [_order(value) for value in row.scenario.values()])
 
@@ -210,14 +205,7 @@ def _runner_up_text(row: ScenarioLine) -> str:
 def select_misses(
     misses: Iterable[MissedLaunch], where: Sequence[str], device: str, triton: str
 ) -> list[MissedLaunch]:
-    """Return the misses of a GPU and Triton that satisfy all conditions, in their order.
-
-    Args:
-        misses: the misses.
-        where: the texts of conditions.
-        device: part of the GPU's name, in any case.
-        triton: the version of Triton; empty for all.
-    """
+    """Return the misses that pass the filters and satisfy all conditions, in their order."""
     misses = list(misses)
     conditions = queries.parse_conditions(where, (miss.scenario for miss in misses))
     return [

@@ -319,11 +319,7 @@ def _relevances(tuned: Matrix, residuals: Matrix) -> Matrix:
 
 
 class _Size(NamedTuple):
-    """A question for a number, or for the product of two: grids are products.
-
-    Attributes:
-        inputs: names of the factors.
-    """
+    """A question for a number, or for the product of two inputs: grids are products."""
 
     inputs: tuple[str, ...]
 

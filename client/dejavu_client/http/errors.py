@@ -35,11 +35,7 @@ class ServerFaultError(UnreachableError):
 
 
 class RefusedError(RemoteError):
-    """The server refused the request; repeating it unchanged will not help.
-
-    Attributes:
-        status: the HTTP status.
-    """
+    """The server refused the request (HTTP `status`); repeating it unchanged will not help."""
 
     exit_code = ExitCode.REFUSED
 

@@ -265,8 +265,7 @@ class ProtocolClient:
     def revalidate(self, copies: Mapping[str, Any]) -> dict[str, ChangedCopies]:
         """Return what has changed of copies, by the digest of their context.
 
-        Args:
-            copies: the revision and the scenarios' tags, by the digest of their context.
+        A copy is sent as its revision and its scenarios' tags.
         """
         contexts = self._json("POST", "/revalidation", {"contexts": copies}).get("contexts")
         changes: dict[str, ChangedCopies] = self._validate(dict[str, ChangedCopies], contexts)
@@ -288,16 +287,9 @@ class ProtocolClient:
         return deleted
 
     def lease(self, context: Context, scenario: Scenario, holder: str, ttl: float) -> str | None:
-        """Acquire the lease on a scenario.
+        """Return the id of a new lease on a scenario, or None while another holder has it.
 
-        Args:
-            context: the scenario's context.
-            scenario: the scenario to tune.
-            holder: who asks, for the server's pages.
-            ttl: seconds after which the lease ends unless it is renewed.
-
-        Returns:
-            The lease's id, or None while another holder has it.
+        It ends after `ttl` seconds unless it is renewed. The server's pages show who holds it.
         """
         key = {"context": _to_json(context), "scenario": _to_json(scenario)}
         answer = self._json("POST", "/leases", {**key, "holder": holder, "ttl": ttl})
@@ -366,10 +358,7 @@ class ProtocolClient:
     def promote(self, to: str, kernel: str | None = None, writers: Iterable[str] = ()) -> int:
         """Copy this namespace's records and winners into another; return the number of records.
 
-        Args:
-            to: the other namespace.
-            kernel: the only kernel to copy.
-            writers: names of tokens; what others wrote is refused.
+        Writers are names of tokens: what others wrote is refused.
         """
         wish = {"to": to, "kernel": kernel, "writers": list(writers) or None}
         answer = self._json("POST", "/promote", wish, seconds=LONG_WORK)

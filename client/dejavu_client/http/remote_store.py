@@ -55,11 +55,7 @@ REPEATED_SECONDS = 60.0
 
 
 def open_remote(url: str) -> RemoteStore:
-    """Open a server's URL with the token, namespace and wait of this process's settings.
-
-    Args:
-        url: `https://host[:port][/path][?namespace=NAME]`.
-    """
+    """Open `https://host[:port][/path][?namespace=NAME]` by the settings of this process."""
     settings = current_settings()
     base, namespace = split_server_url(url, settings.namespace)
     token = TokenSource(settings.token, settings.token_file)
@@ -169,11 +165,7 @@ class RemoteStore(Store):
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Queue records for the background sender; set their pins before returning.
 
-        Args:
-            context: the kernel, environment and problem of the records.
-            records: the records.
-            now: whether to send them without their pins, and return once the server has confirmed
-                them.
+        With `now`, send them without their pins, and return once the server has confirmed them.
         """
         records = list(records)
         unpinned = tuple(record.model_copy(update={"pin": None}) for record in records)

@@ -66,12 +66,7 @@ def _require_new_name(store: Store, names: KernelRename) -> None:
 
 @dataclass(frozen=True)
 class KernelRename:
-    """A kernel's old and new name, or the old and new prefix of all kernels in a module.
-
-    Attributes:
-        old: the module-qualified name, or a prefix that ends in a dot.
-        new: likewise.
-    """
+    """A kernel's old and new name, or a module's old and new prefix, each with its last dot."""
 
     old: str
     new: str
@@ -125,16 +120,11 @@ class KernelRename:
 
 
 def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -> Iterator[str]:
-    """Rename kernels in one store, and yield a line about each context that is renamed.
+    """Rename kernels in one store, and yield a line about each context; a preview writes nothing.
 
     Each context is written under its new name, read back and compared before it is removed under
     its old name. An interrupted run leaves a context under both names, and the next run completes
     it. What the store already holds under the new name is merged as `put` does.
-
-    Args:
-        store: the store.
-        rename: the old and the new name.
-        preview: whether to say what would be renamed, and to write nothing.
 
     Raises:
         ReadOnlyStoreError: the store may only be read.
