@@ -68,7 +68,7 @@ class Sweep:
     Args:
         hosts: the hosts; the sweep closes them.
         measures: whether the cases are measured; else the sweep only tells which ones are due.
-        budget: seconds for the whole sweep; None is without limit.
+        budget: seconds for the sweep once a host has started; None is without limit.
         only_worthwhile: whether tunes that take longer than what they save are left out, and those
             that save most per second of their own are first; else, those that save most.
     """
@@ -114,7 +114,7 @@ class Sweep:
             self._pool.close(1.0)
         if self._pool.errors and not report.outcomes:
             raise self._pool.errors[0]
-        if report.left and time.monotonic() > self._deadline:
+        if (report.left or report.of("partial")) and time.monotonic() > self._deadline:
             report.stopped = report.stopped or "the budget is used up"
         for error in self._pool.errors:
             name = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "

@@ -35,7 +35,7 @@ def sweep(
         typer.Option(metavar="NAME=VALUE", help="An option of the suite; may repeat."),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 20m, 2h.")
+        str | None, typer.Option(metavar="TIME", help="How long it may tune: 90s, 20m, 2h.")
     ] = None,
     gpus: Annotated[
         str,
