@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -141,17 +142,21 @@ def test_a_process_launches_with_a_strangers_set(
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
     tuned, key = run(theirs.as_uri()), str(tmp_path / "mine.pem")
-    shutil.rmtree(publisher.folder)
-    folder = str(publisher.folder)
+    shutil.rmtree(folder := str(publisher.folder))
     assert run_command(["export", folder, "--sign", key, "--store", str(theirs)]) == 0
     assert not [path for path in publisher.folder.iterdir() if b"@" in path.read_bytes()]
     words = capsys.readouterr().out.split()[3:]  # the key for `use`
-    assert run_command(["use", url, *words, "--device", "interpreter"]) == 0
-    url = capsys.readouterr().out.split("'")[1].split(",")[-1]
+    (publisher.folder / "it's,new").symlink_to(publisher.folder)
+    assert run_command(["use", f"{url}/it's,new", *words, "--device", "interpreter"]) == 0
+    url = shlex.split(capsys.readouterr().out)[-1].split(",")[-1]
     assert run(f"{ours.as_uri()},{url}") == {**tuned, "benchmarked": 0}
     assert not list(FileStore(ours).contexts()), "what is a stranger's stays apart"
     assert run_command(["export", folder, "--sign", key, "--store", f"{theirs},{url}"]) == 2
-    assert "has a stranger's set" in capsys.readouterr().err
+    assert run_command(["export", folder, "--sign", key, "--recall-all", "--kernel", "add"]) == 2
+    assert run_command(["export", folder, "--sign", key, "--recall-all"]) == 0
+    publisher.index.rename(tmp_path / "recalling")
+    assert run_command(["doctor", "--store", url]) == 0
+    assert "readable, 1 context, from copies: http://" in capsys.readouterr().out
 
 
 def test_no_stores_of_a_team_get_what_is_a_strangers(publisher: Publisher) -> None:

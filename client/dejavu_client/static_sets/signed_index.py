@@ -69,7 +69,7 @@ def read_index(data: bytes, key: str, where: str) -> SignedIndex:
     if not _verifies(key, data):
         raise StoreError(
             f"{where} is refused: it is unsigned, was altered, or is signed by another key than "
-            f"{key}: ask the publisher for the key, and name it in the URL"
+            f"{key}: ask the publisher for the key"
         )
     text = data.partition(b"\n")[2]
     version = version_of(text)

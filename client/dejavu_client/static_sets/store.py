@@ -205,9 +205,9 @@ class StaticStore(Store):
             if self._index is None:
                 raise
             if isinstance(error, UnreachableError):
-                logger.debug("%s; the copy of an earlier index serves", error)
+                logger.debug("%s; the index that was seen before serves", error)
             else:
-                warn_once(f"static {error}", f"{error}; the copy of an earlier index serves")
+                warn_once(f"static {error}", f"{error}; the index that was seen before serves")
 
     def _ask(self, seconds: float) -> None:
         """Ask for the index, and raise an error unless it is one that can be trusted."""
@@ -292,5 +292,5 @@ def open_static(url: str) -> StaticStore:
 
 def static_url(url: str, key: str) -> str:
     """Return the URL of a set for `DEJAVU_CACHE_URL`, given that of its folder and a key."""
-    place = url.removeprefix("static+")
+    place = url.removeprefix("static+").replace(",", "%2C")  # lists of URLs have commas
     return open_static(f"static+{place if '://' in place else make_absolute(place)}?key={key}").url

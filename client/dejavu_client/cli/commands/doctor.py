@@ -63,12 +63,7 @@ def _check_versions() -> Iterator[Finding]:
     yield Finding(
         "ok", "dejavu-cache", f"{dejavu_cache.__version__} on Python {platform.python_version()}"
     )
-    for package, required in (
-        ("pydantic", True),
-        ("triton", False),
-        ("torch", False),
-        ("sqlalchemy", False),
-    ):
+    for package in ("pydantic", "triton", "torch", "sqlalchemy"):
         try:
             found = triton_version() if package == "triton" else version(package)
             if found is None:
@@ -77,7 +72,7 @@ def _check_versions() -> Iterator[Finding]:
         except PackageNotFoundError:
             extra = "server" if package == "sqlalchemy" else "gpu"
             remedy = f"pip install 'dejavu-cache[{extra}]'"
-            yield Finding("wrong" if required else "note", package, f"not installed ({remedy})")
+            yield Finding("note", package, f"not installed ({remedy})")
     yield _check_device()
 
 
@@ -166,17 +161,18 @@ def _check_answer(store: Store, wait: float) -> Finding:
     """Check a server, or another store that is no folder, with a command's patience."""
     started = time.monotonic()
     try:
-        contexts = sum(1 for _ in store.contexts())
+        amount = counted(sum(1 for _ in store.contexts()), "context")
     except (StoreError, OSError) as error:
         return Finding("wrong", store.url, str(error))
-    seconds = time.monotonic() - started
-    text = f"readable, {counted(contexts, 'context')}"
+    seconds, doubt = time.monotonic() - started, ""
     if store.remote and seconds > wait:
-        text += (
-            f"; listing them took {seconds:.2f} s, and a launch waits {wait:g} s for its records"
-        )
-        return Finding("note", store.url, text)
-    return Finding("ok", store.url, text)
+        doubt = f"; listing them took {seconds:.2f} s, and a launch waits {wait:g} s for records"
+    if (ask := getattr(store, "entries", None)) is not None:  # of a set, whose copy may serve
+        try:
+            ask(fresh=True)
+        except StoreError as error:
+            doubt = f", from copies: {error}"
+    return Finding("note" if doubt else "ok", store.url, f"readable, {amount}{doubt}")
 
 
 def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:

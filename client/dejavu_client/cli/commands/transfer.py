@@ -72,7 +72,9 @@ def export_records(
                 _export_tables(source, engine, folder, triton)
         return
     if sign or new_key or recall_all:
-        with open_complete_store(store) as source:
+        if recall_all and (kernel or device or store):
+            raise SettingsError("--recall-all recalls all: leave out --kernel, --device, --store")
+        with open_complete_store("memory://" if recall_all else store) as source:
             contexts = [] if recall_all else contexts_of(source, kernel, device)
             if not (contexts or recall_all):
                 raise NothingFoundError(f"{source.url} has no such records, so {file} stays as is")
@@ -104,12 +106,12 @@ def _export_signed(
         RecordSet(context=context, records=tuple(map(for_strangers, source.records(context))))
         for context in contexts
     )
-    is_artifact = folder.startswith("oci://")
-    if is_artifact:
+    if is_artifact := folder.startswith("oci://"):
         public = Registry(folder, PATIENCE).publish(sets, Path(key_file))
     else:
         public = publish(sets, Path(folder).absolute(), Path(key_file))
-    note(f"{_count_kernels(contexts)} of {source.url} signed in {folder}")
+    amount = f"{_count_kernels(contexts)} of {source.url}" if contexts else "a recall of all"
+    note(f"{amount} signed in {folder}")
     say(f"dejavu-cache use {folder if is_artifact else 'https://…'} --key {public}")
 
 

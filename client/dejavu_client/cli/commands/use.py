@@ -1,5 +1,6 @@
 """`use`: what a stranger's signed record set has for this machine, and the line that reads it."""
 
+import shlex
 from operator import attrgetter
 from typing import Annotated
 
@@ -41,7 +42,8 @@ def use(
     entries = [item for item in present if context_matches(item.context, "", device, triton)]
     about = f"{device or 'any GPU'}, Triton {triton or 'of any version'}"
     if not entries:
-        raise NothingFoundError(f"{url} has no records for {about}: --device and --triton choose")
+        remedy = "--device and --triton choose" if present else "all of it is recalled"
+        raise NothingFoundError(f"{url} has no records for {about}: {remedy}")
     columns = ("kernel", "device", "triton", "records", "size")
     describe = attrgetter("kernel.name", "environment.device.name", "environment.triton")
     rows = [(*describe(entry.context), entry.records, size_text(entry.size)) for entry in entries]
@@ -52,7 +54,7 @@ def use(
         store.fetch(entries)
     settings = current_settings()
     urls = dict.fromkeys([*split_urls(settings.url or settings.default_url), store.url])
-    say(f"export DEJAVU_CACHE_URL='{','.join(urls)}'")
+    say(f"export DEJAVU_CACHE_URL={shlex.quote(','.join(urls))}")
 
 
 def _this_device() -> str:
