@@ -73,8 +73,10 @@ class SealedBinaries:
 
 
 @cache
-def use_prewarmed_binaries() -> None:
+def use_prewarmed_binaries() -> bool:
     """Put the binaries of the prewarmed folders in `DEJAVU_CACHE_URL` before Triton's cache.
+
+    Returns whether there is such a folder that fits.
 
     The digest that the keys of all binaries begin with is computed from here on. It is called when
     a kernel is decorated, and works once per process. A folder that does not fit, or a broken
@@ -84,7 +86,7 @@ def use_prewarmed_binaries() -> None:
         settings = current_settings()
         folders = prewarmed_folders(settings.url)
     except DejavuError:
-        return
+        return False
     if settings.mode is not Mode.OFF and not environment.is_interpreting():
         environment.begin_digest_beside_imports()
     # From here on the path has no link that could be pointed elsewhere after the checks.
@@ -101,6 +103,7 @@ def use_prewarmed_binaries() -> None:
     if loadable:
         serve_binaries(loadable, loadable[0].manifest.host_key)
         add_compilation_listener(partial(_note_compiled, loadable))
+    return bool(loadable)
 
 
 COMPILED: list[str] = []

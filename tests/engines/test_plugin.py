@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.processes import fork_program
 
 from dejavu_cache.engines.vllm import plugin
-from dejavu_cache.engines.vllm.plugin import follow_worker, warm_up_when_loaded
+from dejavu_cache.engines.vllm.plugin import follow_worker, multiply_once, warm_up_when_loaded
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,27 @@ def test_arguments_of_a_later_vllm_reach_its_worker(monkeypatch: pytest.MonkeyPa
     assert phases == ["layer", "serving"]
     warm_up_when_loaded(SimpleNamespace(warm_up=lambda: phases.append("late layer")))
     assert phases[-1] == "late layer"
+
+
+def test_each_kind_of_plain_weights_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(out: int, dtype: Any = torch.bfloat16, **more: Any) -> torch.nn.Module:
+        made = torch.nn.Linear(8, out, "skip_bias_add" in more, dtype=dtype)
+        made.__dict__.update(more, quant_method=None)
+        return made
+
+    model = torch.nn.ModuleList([layer(16), layer(16), torch.nn.Linear(8, 56)])
+    model.extend([layer(24, skip_bias_add=True), layer(32, skip_bias_add=False)])
+    model.extend([layer(40, num_embeddings=40), layer(48, torch.float32)])
+    seen: list[Any] = []
+
+    def note(rows: Any, weight: Any, bias: Any) -> None:
+        seen.append((len(weight), bias is not None, len(rows)))
+
+    monkeypatch.setattr(torch.nn.functional, "linear", note)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("waited"))
+    limits = SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=11)
+    settings = SimpleNamespace(scheduler_config=limits)
+    multiply_once(SimpleNamespace(get_model=lambda: model, vllm_config=settings))
+    layers = (16, False), (24, False), (32, True)
+    expected = [(*each, count) for each in layers for count in (11, 9, 8, 6, 5, 4, 3, 2, 1)]
+    assert seen == [*expected, (40, False, 2), (40, False, 1), "waited"]

@@ -54,14 +54,8 @@ def engine_cache(arguments: dict[str, Any], layout: str) -> torch.Tensor:
 
 
 def step_of(arguments: dict[str, Any], tokens: int) -> StepInputs:
-    return StepInputs(
-        tokens,
-        arguments["max_seqlen_q"],
-        arguments["max_seqlen_k"],
-        arguments["cu_seqlens_q"],
-        arguments["seqused_k"],
-        arguments["block_table"],
-    )
+    names = "max_seqlen_q", "max_seqlen_k", "cu_seqlens_q", "seqused_k", "block_table"
+    return StepInputs(tokens, *(arguments[name] for name in names))
 
 
 def features_of(arguments: dict[str, Any]) -> LayerFeatures:
@@ -123,9 +117,7 @@ def test_layers_with_both_scales_of_their_own_share_a_plan() -> None:
 def test_bounds_of_a_warm_up_are_brought_into_what_is_possible() -> None:
     batch = draw(MIXED, "cpu")
     arguments = batch.arguments
-    step = StepInputs(
-        6, 8192, 1, arguments["cu_seqlens_q"], arguments["seqused_k"], arguments["block_table"]
-    )
+    step = step_of({**arguments, "max_seqlen_q": 8192, "max_seqlen_k": 1}, 6)
     lengths = step.lengths(MIXED.page)
     assert (lengths["max_seqlen_q"], lengths["max_seqlen_k"]) == (6, 6)
     step.max_seq_len = 1 << 20
@@ -163,9 +155,8 @@ def compiled_kernels(
     )  # fmt: skip
     if few_sequences.suits(batch):
         return ()
-    pairs = pairs_of(batch)
     halves = halves_of(batch, overlap=False)
-    return pairs, halves, *constants_of(batch, halves).values()
+    return pairs_of(batch), halves, *constants_of(batch, halves).values()
 
 
 def draw_step(limits: ServingLimits, draw: random.Random) -> tuple[list[int], int]:
@@ -176,10 +167,8 @@ def draw_step(limits: ServingLimits, draw: random.Random) -> tuple[list[int], in
     for index in range(draw.choice([0, 1, 1, 2, len(new)])):
         room = min(limits.max_tokens - sum(new), limits.max_context - new[index % len(new)])
         new[index % len(new)] += min(round(2 ** draw.uniform(0, 14)), room)
-    longest = max(new)
-    return new, draw.choice(
-        [longest, limits.max_context, draw.randint(longest, limits.max_context)]
-    )
+    longest, most = max(new), limits.max_context
+    return new, draw.choice([longest, most, draw.randint(longest, most)])
 
 
 @given(
@@ -198,12 +187,10 @@ def test_no_kernel_is_new_to_an_engine_that_has_warmed_up(
     limits: ServingLimits, heads: tuple[int, int], head_size: int, seed: int
 ) -> None:
     limits = replace(limits, max_requests=min(limits.max_requests, limits.max_tokens))
-    expected = batches_to_expect(limits)
     pick = random.Random(seed)
     with patch.object(few_sequences, "num_sms", lambda device: 132):
-        compiled = {
-            compiled_kernels(batch.new, batch.context, heads, head_size) for batch in expected
-        }
+        kinds = {(batch.new, batch.context) for batch in batches_to_expect(limits)}
+        compiled = {compiled_kernels(*kind, heads, head_size) for kind in kinds}
         for _ in range(100):
             new, context = draw_step(limits, pick)
             needed = compiled_kernels(new, context, heads, head_size)
@@ -215,9 +202,7 @@ def test_no_kernel_is_new_to_an_engine_that_has_warmed_up(
     ("layout", "order"),
     [("blocks first", ()), ("packed, heads first", (0, 1, 2, 3)), ("packed", (0, 2, 1, 3))],
 )
-def test_a_made_up_cache_lies_in_memory_as_the_engine_s(
-    layout: str, order: tuple[int, ...]
-) -> None:
+def test_a_made_up_cache_lies_as_the_engine_s(layout: str, order: tuple[int, ...]) -> None:
     case = replace(MIXED, head_size=80)
     cache = engine_cache(draw(case, "cpu").arguments, layout)
     keys, values = split_cache(cache, case.head_size)

@@ -126,9 +126,8 @@ def test_a_step_is_computed_through_vllm_s_interface(backend: Any, make: Any) ->
     arguments = {**batch.arguments, "slots": new.slots}
     cache = engine_cache(backend, arguments)
     tokens = len(arguments["q"])
-    query, keys, values = (
-        torch.cat([rows, rows[:2]]) for rows in (arguments["q"], new.keys, new.values)
-    )
+    apart = arguments["q"], new.keys, new.values
+    query, keys, values = (torch.cat([rows, rows[:2]]) for rows in apart)
     out = torch.full_like(query, float("nan"))
     builder = builder_of(backend)
     assert builder.get_cudagraph_support(config(), None).name == "ALWAYS"
@@ -238,6 +237,9 @@ def test_caches_that_the_kernels_do_not_read_are_refused_by_name(
         builder_of(backend, group=kind(**sizes, **options))
 
 
+NOT_DONE = "use_mla", "use_sparse", "use_mm_prefix", "use_per_head_quant_scales"
+
+
 def accepted_configuration() -> dict[str, Any]:
     from vllm.platforms.interface import DeviceCapability
 
@@ -246,13 +248,10 @@ def accepted_configuration() -> dict[str, Any]:
         "dtype": torch.bfloat16,
         "kv_cache_dtype": "fp8",
         "block_size": 16,
-        "use_mla": False,
         "has_sink": True,
-        "use_sparse": False,
-        "use_mm_prefix": False,
-        "use_per_head_quant_scales": False,
         "device_capability": DeviceCapability(9, 0),
         "attn_type": "decoder",
+        **dict.fromkeys(NOT_DONE, False),
     }
 
 
@@ -263,11 +262,7 @@ def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> 
         "head_size": 512,
         "kv_cache_dtype": "nvfp4",
         "block_size": 8,
-        "use_mla": True,
-        "use_sparse": True,
-        "use_mm_prefix": True,
-        "use_per_head_quant_scales": True,
-        "use_non_causal": True,
+        **dict.fromkeys((*NOT_DONE, "use_non_causal"), True),
         "device_capability": accepted["device_capability"]._replace(major=7, minor=5),
         "attn_type": "encoder",
     }
@@ -293,8 +288,7 @@ def test_every_feature_that_vllm_asks_of_a_backend_has_an_answer(backend: Any) -
 @pytest.mark.parametrize("feature", [{"causal": False}, {"mm_req_doc_ranges": {0: [(0, 4)]}}])
 def test_a_step_that_is_not_causal_is_refused(backend: Any, feature: dict[str, Any]) -> None:
     common = common_metadata(draw(SHORT, "cpu").arguments, 6)
-    for name, value in feature.items():
-        setattr(common, name, value)
+    vars(common).update(feature)
     with pytest.raises(NotImplementedError):
         builder_of(backend).build(0, common)
 

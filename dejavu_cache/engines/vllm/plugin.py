@@ -3,7 +3,7 @@
 It tells the library in which phase a GPU worker is: loading weights, warming up, or serving.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
 from typing import Any
 
@@ -49,6 +49,42 @@ def _starting() -> AbstractContextManager[None]:
     return warmup() if is_serving() else nullcontext()
 
 
+def _token_counts(most: int) -> list[int]:
+    """Return numbers of tokens among which each of cuBLAS's kernels is met, the largest first."""
+    powers = [1 << bit for bit in range(most.bit_length())]
+    counts = {count for power in powers for count in (power, power + 1, power + power // 2)}
+    return sorted({min(count, most) for count in counts}, reverse=True)
+
+
+def multiply_once(worker: Any) -> None:
+    """Multiply by each kind of a model's plain weights, for numbers of tokens up to a full step's.
+
+    cuBLAS takes other kernels for other numbers, and CUDA loads each at its first launch, in
+    milliseconds of a first prompt. Torch keeps the memory, as it does after a full step.
+
+    Args:
+        worker: vLLM's, which has captured its graphs: that frees what torch keeps.
+    """
+    import torch
+
+    limits, kinds = worker.vllm_config.scheduler_config, {}
+    for layer in worker.get_model().modules():
+        weight: Any = getattr(layer, "weight", None)
+        is_plain = getattr(weight, "dtype", None) in (torch.float16, torch.bfloat16)
+        if is_plain and weight.dim() == 2 and hasattr(layer, "quant_method"):
+            # Of each request, one token at most is multiplied by the vocabulary.
+            is_vocabulary = hasattr(layer, "num_embeddings")
+            most = limits.max_num_seqs if is_vocabulary else limits.max_num_batched_tokens
+            bias = None if getattr(layer, "skip_bias_add", False) else getattr(layer, "bias", None)
+            kinds[weight.shape, weight.dtype, bias is None, most] = weight, bias
+    with torch.inference_mode():
+        for (*_, most), (weight, bias) in kinds.items():
+            rows = weight.new_zeros(most, weight.shape[1])
+            for count in _token_counts(most):
+                torch.nn.functional.linear(rows[:count], weight, bias)
+    torch.cuda.synchronize()
+
+
 def follow_worker(worker_module: Any) -> None:
     """Have the worker warm its layers up, and serve when it has captured its graphs.
 
@@ -57,7 +93,7 @@ def follow_worker(worker_module: Any) -> None:
     Args:
         worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
     """
-    use_prewarmed_binaries()
+    is_prewarmed = use_prewarmed_binaries()
     for package in ("vllm", "dejavu_cache"):
         record_launches_of(package)
     worker = worker_module.Worker
@@ -81,6 +117,9 @@ def follow_worker(worker_module: Any) -> None:
         with _starting():
             _layers.warm_up()  # some engines are told their memory
             result = warm_up(*args, **kwargs)
+        if is_prewarmed:
+            with suppress(Exception):  # another vLLM: its first prompts load what they multiply by
+                multiply_once(args[0])
         if COMPILED:
             logger.warning(
                 "%s had to be compiled (%s): the prewarmed folder is for another GPU, code or "
