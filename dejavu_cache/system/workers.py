@@ -393,7 +393,7 @@ class ParentConnection:
         self.send("refused", message=message, store=is_unusable)
 
     def jobs(self) -> Iterator[str]:
-        """Yield the parent's requests, and interrupt the current job when the parent goes away."""
+        """Yield the parent's requests; once it is gone, interrupt the current one, or else end."""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         is_busy = False
 
@@ -403,6 +403,8 @@ class ParentConnection:
             lines.put(None)
             if is_busy:
                 _thread.interrupt_main()
+            time.sleep(END_SECONDS)  # what hangs, as an import may, must not outlive the parent
+            os._exit(1)
 
         threading.Thread(target=read, name="dejavu-cache jobs", daemon=True).start()
         while (line := lines.get()) is not None:
@@ -429,7 +431,8 @@ def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     parent = ParentConnection.take_standard_streams()
-    _serve(parent, runner, subject, job)
+    with suppress(KeyboardInterrupt):
+        _serve(parent, runner, subject, job)
     sys.stderr.flush()
     parent.close()
     # A device in a bad state, or a thread that waits for it, would hold up an orderly exit.
@@ -440,8 +443,8 @@ def _serve(
     parent: ParentConnection, runner: type[Any], subject: type[BaseModel], job: type[BaseModel]
 ) -> None:
     """Run the jobs of the parent until it closes the connection, or one leaves a bad state."""
-    line = parent.requests.readline()
-    if not line:  # the parent has ended before it said what is wanted
+    requests = parent.jobs()
+    if (line := next(requests, None)) is None:  # the parent ended before it said what is wanted
         return
     try:
         running = runner(subject.model_validate_json(line), parent)
@@ -450,7 +453,7 @@ def _serve(
         return
     parent.send("ready", **running.ready)
     with closing(running), suppress(KeyboardInterrupt):
-        for line in parent.jobs():
+        for line in requests:
             try:
                 answer = running.run(job.model_validate_json(line))
             except DejavuError as error:

@@ -154,18 +154,18 @@ def create(
     database: _URL = None,
 ) -> None:
     """Issue a token and show it, this once."""
-    with _open_database(database, ready=True) as (_, opened):
+    with _reported_errors():  # before there is a database
         from .services import tokens
         from .services.access import ANYBODY
-        from .services.tokens import TokenWish
 
         grants = _join_grants(role, namespace or [], grant or [])
-        wish = TokenWish.model_validate({"name": name, "grants": grants, "days": days})
-        ttl = None if wish.days is None else wish.days * 86400
+        wish = tokens.TokenWish.model_validate({"name": name, "grants": grants, "days": days})
+    with _open_database(database, ready=True) as (_, opened):
+        ttl = wish.days and wish.days * 86400
         issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, ttl)
         typer.echo(issued.token)
-        typer.echo(f"{issued.id}: {_rights(issued)} in {opened.public_url}.", err=True)
-        typer.echo("Keep it: only a hash is stored.", err=True)
+        rights = f"{issued.id}: {_rights(issued)} in {opened.public_url}."
+        typer.echo(f"{rights}\nKeep it: only a hash is stored.", err=True)
 
 
 @token_app.command("list")
@@ -256,8 +256,7 @@ def _reported_errors() -> Iterator[None]:
         return
     except ValidationError as error:
         wrong = [(" ".join(map(str, item["loc"][:2])), item["msg"]) for item in error.errors()]
-        message = "; ".join(f"{what}: {said}" for what, said in wrong)
-        code = ExitCode.USAGE
+        message, code = "; ".join(f"{what}: {said}" for what, said in wrong), ExitCode.USAGE
     except DBAPIError as error:
         message = f"the database does not work: {str(error.orig).strip().splitlines()[0]}"
     except DejavuError as error:

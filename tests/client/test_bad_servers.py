@@ -6,6 +6,7 @@ A launch waits once, within its bound, and then not at all.
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from email.utils import formatdate
 from pathlib import Path
 
@@ -58,9 +59,8 @@ BAD: dict[str, Callable[[socket.socket], None]] = {
 
 @pytest.fixture(params=BAD)
 def server(request: pytest.FixtureRequest) -> Iterator[BadServer]:
-    bad = BadServer(BAD[request.param])
-    yield bad
-    bad.close()
+    with closing(BadServer(BAD[request.param])) as bad:
+        yield bad
 
 
 @pytest.fixture

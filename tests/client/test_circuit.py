@@ -1,6 +1,7 @@
 """How long a launch waits for a server that is silent, busy or away, and what ends its hope."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from dejavu_client.http.circuit import ServerCalls
@@ -76,8 +77,8 @@ def test_a_server_that_always_asks_for_patience_is_asked_ever_more_rarely(
     client: SlowClient, calls: ServerCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    own = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s))
+    monkeypatch.setattr("dejavu_client.http.circuit.time", own)
     client.error = BusyError("later", 503, 0.1)
     start = clock[0]
     waited = 0.0

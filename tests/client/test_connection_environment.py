@@ -27,7 +27,7 @@ UNUSABLE = {
 def variable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Set one variable to what no connection can be made with, and return its name."""
     monkeypatch.setenv(request.param, UNUSABLE[request.param])
-    monkeypatch.setattr(shared_transport, "_client", None)
+    monkeypatch.setattr(shared_transport, "_connections", None)
     return str(request.param)
 
 

@@ -1,5 +1,6 @@
 """A request ends in time, however a server hangs, drips or reads, and with the program."""
 
+import gc
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from dejavu_client.http import protocol_client, transport
 from dejavu_client.http.errors import SilenceError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.transport import Transport
-from support.bad_server import BadServer, answer, drip, drips, hang
+from support.bad_server import BadServer, answer, drip, drips, hang, say
 from support.command_line import run_cli
 from support.processes import run_python
 
@@ -133,6 +134,17 @@ def test_a_lost_connection_is_made_again_once(serve: Serve) -> None:
     with pytest.raises(UnreachableError, match="does not answer"):
         ProtocolClient(server.url).rows("writers")
     assert server.connections == 2
+
+
+def test_connections_are_closed_once_they_are_no_longer_used(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, url, opened = Transport(), serve(say(ANSWER)).url, list[socket.socket]()
+    monkeypatch.setattr(transport._Connections, "add", lambda _, made: opened.append(made))
+    assert own.send("GET", url, server=url).status == 200
+    own.interrupt()
+    gc.collect()
+    assert [made.fileno() for made in opened] == [-1], "also what was made meanwhile"
 
 
 def test_a_name_that_is_never_looked_up_holds_no_program() -> None:

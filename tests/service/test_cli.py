@@ -161,10 +161,10 @@ def test_a_token_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
 
 TYPO = "sqlite:///{folder}/new/typo.sqlite3"
 REFUSED = [
-    ("token create --name ci --role owner", "", ExitCode.USAGE, "grants *: Input should be"),
-    ("token create --name ci --namespace ../x", "", ExitCode.USAGE, "grants ../x: "),
-    ("token create --name ci --namespace ''", "", ExitCode.USAGE, "grants : "),
-    ("token create --name ci --days 99999", "", ExitCode.USAGE, "days: "),
+    ("token create --name ci --role owner", TYPO, ExitCode.USAGE, "grants *: Input should be"),
+    ("token create --name ci --namespace ../x", TYPO, ExitCode.USAGE, "grants ../x: "),
+    ("token create --name ci --namespace ''", TYPO, ExitCode.USAGE, "grants : "),
+    ("token create --name ci --days 99999", TYPO, ExitCode.USAGE, "days: "),
     ("token list", "x", ExitCode.USAGE, "sqlite:///FILE or postgresql://"),
     ("token list", "mysql://a/b", ExitCode.USAGE, "sqlite:///FILE or postgresql://"),
     ("token list", "sqlite://", ExitCode.USAGE, "sqlite:///FILE or postgresql://"),
@@ -175,6 +175,7 @@ REFUSED = [
     ("serve", "mysql://u:S3CRET@db/x", ExitCode.USAGE, "postgresql://"),
     ("serve", "sqlite://u:S3CRET@/x", ExitCode.USAGE, "postgresql://"),
     ("serve", "u:S3CRET@x", ExitCode.USAGE, "postgresql://"),
+    ("serve", "sqlite:///{folder}/byte", ExitCode.UNUSABLE, "byte is no database"),
 ]
 
 
@@ -182,6 +183,7 @@ REFUSED = [
 def test_what_cannot_be_done_is_said_without_secrets(
     sqlite_url: str, tmp_path: Path, line: str, url: str, code: int, named: str
 ) -> None:
+    (tmp_path / "byte").write_text("x")
     ended, said = run(url.format(folder=tmp_path) or sqlite_url, line)
     assert (ended, named in said) == (code, True), said
     assert "S3CRET" not in said

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 SLOW_SECONDS = 60.0
 """Length of the slow treatments; no client is to wait that long."""
@@ -24,6 +24,7 @@ class BadServer:
         self._treat = treat
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._peers: list[socket.socket] = []
         self.connections = 0
         self.finished = 0
         threading.Thread(target=self._serve, daemon=True).start()
@@ -40,6 +41,7 @@ class BadServer:
             except OSError:
                 return
             self.connections += 1
+            self._peers.append(peer)
             threading.Thread(target=self._handle, args=(peer,), daemon=True).start()
 
     def _handle(self, peer: socket.socket) -> None:
@@ -52,6 +54,10 @@ class BadServer:
                 pass
 
     def close(self) -> None:
+        """End what would go on beside later tests."""
+        for opened in (self._socket, *self._peers):
+            with suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
@@ -94,6 +100,5 @@ def say(content: bytes) -> Callable[[socket.socket], None]:
 @contextmanager
 def serve_answer(status: str, body: bytes, *headers: str) -> Iterator[BadServer]:
     """Run a server that gives everybody the same answer."""
-    server = BadServer(say(answer(status, body, *headers)))
-    yield server
-    server.close()
+    with closing(BadServer(say(answer(status, body, *headers)))) as server:
+        yield server

@@ -84,6 +84,8 @@ class Transport(background_threads.Finisher):
         handler: answers requests in place of connections, for tests.
     """
 
+    _connections: _Connections | None = None
+
     def __init__(self, handler: httpx.BaseTransport | None = None) -> None:
         """Open no connection yet."""
         self._handler = handler
@@ -93,8 +95,11 @@ class Transport(background_threads.Finisher):
     def abandon(self) -> None:
         """Begin anew in a forked child: the connections are its parent's."""
         self._lock = ForkLock()
-        self._client: httpx.Client | None = None
-        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        if self._connections is not None:
+            self._connections.closing.detach()  # it would wait for locks of the parent's threads
+            for connection in list(self._connections.sockets):
+                connection.close()
+        self._connections = None
 
     def send(
         self,
@@ -141,8 +146,7 @@ class Transport(background_threads.Finisher):
         except httpx.DecodingError as error:
             raise NonsenseError(f"{server} sent a damaged gzip stream: {error}") from None
         except SilenceError as error:
-            hint = _hint(error, repeatable)
-            raise SilenceError(f"{server} {error}{hint}") from None
+            raise SilenceError(f"{server} {error}{_hint(error, repeatable)}") from None
         except (httpx.HTTPError, UnicodeError) as error:  # a host may have no name that IDNA allows
             reason = str(error) or type(error).__name__
             hint = _hint(error, repeatable)
@@ -184,27 +188,23 @@ class Transport(background_threads.Finisher):
     def interrupt(self) -> None:
         """Shut the connections down, which wakes whoever waits for them; later ones are new."""
         with self._lock:
-            sockets, self._sockets = list(self._sockets), weakref.WeakSet()
-            self._client = None
-        for connection in sockets:
-            _shut_down(connection)
+            connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.shut_down()
 
     def _exchange(
         self, server: str, attempts: int, largest: int, request: dict[str, Any], progress: Waiting
     ) -> ServerAnswer:
         """Send a request and read its whole answer; send it again if the connection is lost."""
+        connections = self._open_connections()
 
         def trace(event: str, details: Mapping[str, Any]) -> None:
             progress.trace(event)
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-                connection = details["return_value"].get_extra_info("socket")
-                with self._lock:
-                    self._sockets.add(connection)
-                if background_threads.program_is_ending():
-                    _shut_down(connection)
+                connections.add(details["return_value"].get_extra_info("socket"))
 
         try:
-            with self._open_client().stream(**request, extensions={"trace": trace}) as response:
+            with connections.client.stream(**request, extensions={"trace": trace}) as response:
                 body = _read_body(response, server, largest or LARGEST_BODY, progress)
             return ServerAnswer(response.status_code, response.headers, body)
         except _LOST:
@@ -212,22 +212,46 @@ class Transport(background_threads.Finisher):
                 raise
         return self._exchange(server, attempts - 1, largest, request, progress)
 
-    def _open_client(self) -> httpx.Client:
-        """Return the client, made with the proxies and certificates that the environment names."""
-        if background_threads.program_is_ending():
-            raise UnreachableError("no server is asked while the program ends")
+    def _open_connections(self) -> _Connections:
+        """Return what later requests use too, with what the environment names."""
         with background_threads.uninterrupted(), self._lock:
-            if self._client is None:
-                try:  # to set up OpenSSL
-                    hooks = {"response": [_read_no_redirect]}
-                    self._client = httpx.Client(transport=self._handler, event_hooks=hooks)
-                except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-                    raise UnreachableError(
-                        "no connection is possible with the proxies and certificates of this "
-                        "machine (ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, "
-                        f"SSL_CERT_DIR): {error}"
-                    ) from error
-            return self._client
+            if background_threads.program_is_ending():
+                raise UnreachableError("no server is asked while the program ends")
+            try:  # to set up OpenSSL
+                self._connections = self._connections or _Connections(self._handler)
+            except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+                raise UnreachableError(
+                    "no connection is possible with the proxies and certificates of this machine "
+                    "(ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR): "
+                    f"{error}"
+                ) from error
+            return self._connections
+
+
+class _Connections:
+    """A client, which is closed when no request uses it and no later one could."""
+
+    def __init__(self, handler: httpx.BaseTransport | None) -> None:
+        self.client = httpx.Client(transport=handler, event_hooks={"response": [_read_no_redirect]})
+        self.sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock, self._is_shut_down = ForkLock(), False
+        self.closing = weakref.finalize(self, self.client.close)
+        self.closing.atexit = False  # others may wait for answers until then
+
+    def add(self, connection: socket.socket) -> None:
+        """Have a connection shut down with the others, or now if they already are."""
+        with self._lock:
+            self.sockets.add(connection)
+            if self._is_shut_down:
+                self.shut_down()
+
+    def shut_down(self) -> None:
+        """Wake the threads that wait for a connection."""
+        with self._lock:
+            self._is_shut_down = True
+            for connection in self.sockets:
+                with suppress(OSError):  # it is closed, or its file now belongs to a TLS socket
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 shared_transport = Transport()
@@ -295,12 +319,6 @@ def _hint(error: Exception, repeatable: bool) -> str:
         return "; check its URL, and that it runs"
     may_be_done = not (repeatable or isinstance(error, _NOT_SENT))
     return "; it may have done what was asked all the same" if may_be_done else ""
-
-
-def _shut_down(connection: socket.socket) -> None:
-    """Wake the thread that waits for a connection; the socket is still closed by its owner."""
-    with suppress(OSError):  # it is closed already, or its file now belongs to a TLS socket
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class TokenSource:
