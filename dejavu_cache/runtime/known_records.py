@@ -149,14 +149,6 @@ class KnownRecords:
             with suppress(ValidationError):  # damaged
                 yield distances[index], Scenario.model_validate_json(alike[index])
 
-    def scenarios(self, context: Context) -> list[Scenario]:
-        """Return the recorded scenarios of a context; a text that is none is left out."""
-        scenarios: list[Scenario] = []
-        for text in self.tiers.scenario_texts(context):
-            with suppress(ValidationError):
-                scenarios.append(Scenario.model_validate_json(text))
-        return scenarios
-
     def other_contexts(self, context: Context) -> list[Context]:
         """Return the other contexts in which the same kernel has records."""
         kernel = context.kernel.name
