@@ -157,12 +157,12 @@ def create(
     with _open_database(database, ready=True) as (_, opened):
         from .services import tokens
         from .services.access import ANYBODY
-        from .services.tokens import TokenWish
+        from .services.tokens import TokenRequest
 
         grants = _join_grants(role, namespace or [], grant or [])
-        wish = TokenWish.model_validate({"name": name, "grants": grants, "days": days})
-        ttl = None if wish.days is None else wish.days * 86400
-        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, ttl)
+        request = TokenRequest.model_validate({"name": name, "grants": grants, "days": days})
+        ttl = None if request.days is None else request.days * 86400
+        issued = tokens.issue(opened, ANYBODY, request.name, request.grants, ttl)
         typer.echo(issued.token)
         typer.echo(f"{issued.id}: {_rights(issued)} in {opened.public_url}.", err=True)
         typer.echo("Keep it: only a hash is stored.", err=True)
