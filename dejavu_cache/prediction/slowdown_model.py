@@ -57,9 +57,9 @@ NOISE = 0.0003
 MEASURED_NOISE = 0.0004
 """Variance of one of the scenario in question: all are of one process and one moment."""
 
-SURELY = 1.64
-"""Standard deviations that stand for 95%: by so many must a config be faster than the default to
-run without a measurement."""
+SURELY, SURELY_ELSEWHERE = 1.64, 1.0
+"""Standard deviations by which a config must be faster than the default to run unmeasured: they
+stand for 95%, and for 84% where the scenario itself was measured elsewhere."""
 
 TIME_SCALE, BY_LINE, TIME_NOISE = 4.5, 0.05, 0.01
 """Of the logarithms of one config's times: the distance over which they stay alike, and variances
@@ -190,6 +190,8 @@ class SlowdownModel:
         self.configs = [*configs]
         self._index = {config: index for index, config in enumerate(self.configs)}
         self._measured: dict[int, float] = {}
+        is_known = any(record.scenario == scenario for _, record in records)
+        self._surely = SURELY_ELSEWHERE if is_known else SURELY
         resources = {
             measurement.config: measurement.resources
             for _, record in records
@@ -258,11 +260,11 @@ class SlowdownModel:
     def outdo(self, default: Config) -> tuple[Config, float] | None:
         """Return the config to run if none can be measured, and its expected gain as a share.
 
-        Of those that are faster than the default with a probability of 95%, it is the one that is
-        expected to be the fastest. None: there is none, or nothing is known.
+        Of those that are surely faster than the default, it is the one that is expected to be the
+        fastest. None: there is none, or nothing is known.
         """
         gains, errors = self.gains_over(default)
-        surely = np.where(gains > SURELY * errors, gains, -math.inf)
+        surely = np.where(gains > self._surely * errors, gains, -math.inf)
         best = int(surely.argmax())
         return (self.configs[best], 1 - math.exp(-gains[best])) if surely[best] > 0 else None
 

@@ -198,9 +198,7 @@ def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
     function = find_jit_function(value)
     name = kernel_name(function)
     if name not in kernels:
-        source = (
-            identify(function, ()).source or uuid.uuid4().hex
-        )  # without a key, it has no record
+        source = identify(function, ()).source or uuid.uuid4().hex  # without a key, of no record
         kernels[name] = DiscoveredKernel(name, source, function, [])
     while value is not function:
         if isinstance(value, CachedAutotuner) and all(

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
-from ..model.selection import find_rivals, value_distance
+from ..model.selection import find_rivals, is_credible, value_distance
 from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
@@ -43,8 +43,7 @@ NEAR_ELSEWHERE = 4
 """Of them, most of each other GPU or Triton."""
 
 MOST_RIVALS = 32
-"""Configs by which what a tune saves is predicted; twice as many take five times as long, and say
-it no better."""
+"""Configs by which what a tune saves is predicted: twice as many say it no better."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 """A number in a scenario's text."""
@@ -57,10 +56,16 @@ class Neighbour(NamedTuple):
     found: Found
 
 
+def _is_compiled_alike(context: Context, request: Request) -> bool:
+    """Return whether code is the same on a context's GPU and a request's, maybe another model."""
+    there, here = context.environment, request.context.environment
+    return (there.device.arch, there.variables) == (here.device.arch, here.variables)
+
+
 def _is_of_machine(context: Context, request: Request) -> bool:
     """Return whether records of a context were made on a request's GPU, with its variables."""
-    there, here = context.environment, request.context.environment
-    return (there.device, there.variables) == (here.device, here.variables)
+    is_same = context.environment.device == request.context.environment.device
+    return is_same and _is_compiled_alike(context, request)
 
 
 @dataclass(eq=False)
@@ -149,14 +154,6 @@ class KnownRecords:
             with suppress(ValidationError):  # damaged
                 yield distances[index], Scenario.model_validate_json(alike[index])
 
-    def scenarios(self, context: Context) -> list[Scenario]:
-        """Return the recorded scenarios of a context; a text that is none is left out."""
-        scenarios: list[Scenario] = []
-        for text in self.tiers.scenario_texts(context):
-            with suppress(ValidationError):
-                scenarios.append(Scenario.model_validate_json(text))
-        return scenarios
-
     def other_contexts(self, context: Context) -> list[Context]:
         """Return the other contexts in which the same kernel has records."""
         kernel = context.kernel.name
@@ -171,9 +168,8 @@ class KnownRecords:
     ) -> Iterator[Neighbour]:
         """Yield the records that say most of a scenario's configs, to predict others from.
 
-        They are those of the same and of near scenarios that were measured with another Triton or
-        on other GPUs, half of `most` at most, and then those of near scenarios in the request's
-        own context.
+        First are those that were measured with another Triton or on other GPUs, and are nearer
+        than any in the request's own context, half of `most` at most; then these, then other ones.
 
         Args:
             request: the scenario in question.
@@ -181,20 +177,20 @@ class KnownRecords:
             exact: key arguments that must be equal though they are numbers.
         """
         context, scenario = request.context, request.scenario
-        places: list[tuple[Context, Scenario]] = []
-        # This GPU's contexts are first: only what they hold may be chosen.
-        others = self.other_contexts(context)
-        for other in sorted(others, key=lambda other: not _is_of_machine(other, request)):
-            if (other.kernel, other.problem) == (context.kernel, context.problem):
-                near = self.near(other, scenario, exact)
-                places += [(other, neighbour) for _, neighbour in islice(near, NEAR_ELSEWHERE)]
-        del places[most // 2 :]
-        near = self.near(context, scenario, exact)
-        places += [(context, neighbour) for _, neighbour in islice(near, most)]
-        for place in places[:most]:
-            recorded = self.tiers.get(*place) if place != (context, scenario) else None
+        near = islice(self.near(context, scenario, exact), most + 1)
+        own = [(gap, context, neighbour) for gap, neighbour in near if neighbour != scenario]
+        others = [
+            (gap, other, neighbour)
+            for other in self.other_contexts(context)
+            if (other.kernel, other.problem) == (context.kernel, context.problem)
+            for gap, neighbour in islice(self.near(other, scenario, exact), NEAR_ELSEWHERE)
+        ]
+        others.sort(key=lambda there: (there[0], not _is_of_machine(there[1], request)))
+        nearer = [there for there in others if not own or there[0] < own[0][0]][: most // 2]
+        for _, where, neighbour in [*dict.fromkeys([*nearer, *own, *others])][:most]:
+            recorded = self.tiers.get(where, neighbour)
             if recorded is not None and len(recorded.record.measurements) > 1:
-                yield Neighbour(place[0], recorded)
+                yield Neighbour(where, recorded)
 
     def near_a_launch(self, request: Request) -> list[Neighbour]:
         """Return the neighbours that a launch without a record reads."""
@@ -213,22 +209,24 @@ class KnownRecords:
 def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: bool) -> Resolution:
     """Return what runs where a scenario has no record: a predicted config, or the default.
 
-    Candidates are the configs that run in near scenarios by their records, on this GPU and with any
-    Triton. One is predicted if it is surely faster than the default by what those records, and
-    other GPUs', say of both. A config whose results were wrong in one of them is none. With
-    `uncompared`, a record may serve whose winner nobody has compared.
+    Candidates are the configs that run in near scenarios by records of a GPU of this architecture,
+    with any Triton, and that this GPU has timed. One is predicted if it is surely faster than the
+    default by what all records say of both. A config whose results were wrong in one of them is
+    none. With `uncompared`, a record may serve whose winner nobody has compared.
     """
     default = describe(request.default)
     measured = [entry for each in neighbours for entry in each.found.record.measurements]
     request = request.without({entry.config for entry in measured if entry.is_wrong} - {default})
+    own = [near for near in neighbours if _is_of_machine(near.context, request)]
+    timed = {e.config for near in own for e in near.found.record.measurements if is_credible(e)}
     candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
-    for neighbour in neighbours:
+    for neighbour in [*own, *neighbours]:
         choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
-        if choice is not None and _is_of_machine(neighbour.context, request):
+        is_alike = _is_compiled_alike(neighbour.context, request)
+        if choice is not None and is_alike and describe(choice.config) in timed:
             candidates.setdefault(describe(choice.config), (choice, neighbour))
-    model = None
-    if candidates.keys() - {default}:
-        model = model_slowdowns(request, [*dict.fromkeys([default, *candidates])], neighbours)
+    configs = [*dict.fromkeys([default, *candidates])]
+    model = model_slowdowns(request, configs, neighbours) if len(configs) > 1 else None
     outdone = model.outdo(default) if model else None
     if outdone is None:
         return request.resolution("default", request.default)
@@ -299,8 +297,8 @@ class UntunedLaunch(NamedTuple):
         except ImportError:
             return None
         here, programs = self.context.environment, self.programs.get(self.runs)
-        records = [(other.context.environment, other.found.record) for other in self.near]
         asked = Point(here, self.scenario, self.runs, programs)
+        records = [(other.context.environment, other.found.record) for other in self.near]
         return expect_saving(asked, self.programs, records)
 
 

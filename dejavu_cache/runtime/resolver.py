@@ -17,6 +17,7 @@ from ..model.selection import evidence_lines
 from ..model.worth import MissCount, Saving
 from ..settings import Mode
 from ..stores import Found, TieredStore
+from ..stores.base import recorded_scenarios
 from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
@@ -387,7 +388,7 @@ def _records_of_other_keys(request: Request, records: KnownRecords) -> Iterator[
                 yield found, True
         if wanted == request.scenario:
             continue
-        for scenario in records.scenarios(context):
+        for scenario in recorded_scenarios(records.tiers, context):
             is_other = scenario != request.scenario and scenario.without_keys == wanted
             if is_other and (found := records.tiers.get(context, scenario)):
                 yield found, False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
+
+from pydantic import ValidationError
 
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.record import Record, RecordSet
@@ -181,3 +183,10 @@ class Store(ABC):
     def __repr__(self) -> str:
         """Return the class, the URL and whether the store may only be read."""
         return f"{type(self).__name__}({self.url!r}{', read-only' if self.read_only else ''})"
+
+
+def recorded_scenarios(store: Store, context: Context) -> Iterator[Scenario]:
+    """Yield the scenarios of a context's records; a text that is none is left out."""
+    for text in store.scenario_texts(context):
+        with suppress(ValidationError):
+            yield Scenario.model_validate_json(text)

@@ -70,10 +70,7 @@ class FileStore(Store):
     ) -> None:
         """Open a folder, which need not exist.
 
-        Args:
-            root: the folder.
-            read_only: whether writes are refused.
-            durable: whether a write outlasts a loss of power; it outlasts a killed process anyway.
+        A durable write outlasts a loss of power, and any write a killed process.
         """
         self.root = expand_home(root).absolute()
         self.read_only = read_only

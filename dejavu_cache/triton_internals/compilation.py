@@ -452,7 +452,7 @@ def release_outdated(function: JITFunction, settings: Mapping[str, str]) -> None
     """
     if _settings.get(function.fn, settings) != settings:
         for kernels, *_ in list(function.device_caches.values()):
-            # A CUDA graph may launch them on, and Triton 3.9 unloads what nobody holds.
+            # A CUDA graph may launch them on, and Triton 3.8 unloads what nobody holds.
             vars(function).setdefault(_HELD, []).append(dict(kernels))
             kernels.clear()
     _settings[function.fn] = settings
@@ -487,7 +487,7 @@ def release_later(
     """Remove kernels that have come since, and whose compilation has ended, from memory.
 
     A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
-    3.9, which unloads what nobody holds, its module stays on the device. `earlier` is what
+    3.8, which unloads what nobody holds, its module stays on the device. `earlier` is what
     `keys_in_memory` returned before; the needed kernel stays.
     """
     for device, (kernels, *_) in list(function.device_caches.items()):

@@ -122,9 +122,6 @@ def refusing_compilation(function: JITFunction) -> Iterator[list[JITFunction]]:
     program has set is asked too. Other functions, such as those that a config's hook launches, are
     compiled.
 
-    Args:
-        function: the `JITFunction`.
-
     Yields:
         A list that gets the function at each refusal.
     """
@@ -395,9 +392,7 @@ class BinarySource(Protocol):
 def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
     """Put binaries before Triton's cache, for the rest of the process.
 
-    Args:
-        sources: the binaries, as `sealed_cache` takes them.
-        host_key: the platform's part in the keys of the builder's host modules.
+    The host key is the platform's part in the keys of the builder's host modules.
     """
     from triton.runtime import build
 

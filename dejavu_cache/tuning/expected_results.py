@@ -161,7 +161,6 @@ class Output:
     """A tensor that a launch may write: what it holds before, and what is expected after it.
 
     Attributes:
-        tensor: the tensor.
         original: what `copy_of` has kept of what the program passed.
         may_be_filled: whether it may hold anything before a launch; once results are expected,
             whether the default's launch found it filled.

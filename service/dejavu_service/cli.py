@@ -159,10 +159,10 @@ def create(
         from .services.access import ANYBODY
 
         grants = _join_grants(role, namespace or [], grant or [])
-        wish = tokens.TokenWish.model_validate({"name": name, "grants": grants, "days": days})
+        request = tokens.TokenRequest.model_validate({"name": name, "grants": grants, "days": days})
     with _open_database(database, ready=True) as (_, opened):
-        ttl = wish.days and wish.days * 86400
-        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, ttl)
+        ttl = request.days and request.days * 86400
+        issued = tokens.issue(opened, ANYBODY, request.name, request.grants, ttl)
         typer.echo(issued.token)
         rights = f"{issued.id}: {_rights(issued)} in {opened.public_url}."
         typer.echo(f"{rights}\nKeep it: only a hash is stored.", err=True)

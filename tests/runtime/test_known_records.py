@@ -1,4 +1,4 @@
-"""What stands in for a missing record: it costs little to find, and never comes of another GPU."""
+"""What stands in for a missing record costs little to find, and this GPU has timed it."""
 
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ def make(store: Path) -> Any:
     return cached_autotune(CONFIGS, ["n"], store=store, mode="reuse")(add_one)
 
 
-def record_sizes(store: Path, *sizes: int, **differing: Any) -> None:
-    """Record the last config as the winner for some sizes, maybe in an environment that differs."""
+def record_sizes(store: Path, *sizes: int, times: Any = (3.0, 2.0, 1.0), **differing: Any) -> None:
+    """Record configs' medians for some sizes, maybe in an environment that differs."""
     request = make(store).request(*TENSORS, 1)
     environment = request.context.environment
     if "device" in differing:
@@ -38,7 +38,7 @@ def record_sizes(store: Path, *sizes: int, **differing: Any) -> None:
     )
     timed = [
         Measurement(config=describe(config), median=median, at=now())
-        for config, median in zip(CONFIGS, (3.0, 2.0, 1.0), strict=True)
+        for config, median in zip(CONFIGS, times, strict=True)
     ]
     scenarios = (Scenario(args={"n": n}, dtypes=request.scenario.dtypes) for n in sizes)
     FileStore(store).put(recorded, [tuned_record(scenario, timed) for scenario in scenarios])
@@ -136,14 +136,14 @@ def test_another_tritons_record_stands_in_labelled_and_another_gpus_never(
     assert how == "default" or fields == ["environment.triton"]
 
 
-def test_other_gpus_records_leave_room_for_those_of_this_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arch", "n"), [({}, 105), ({"arch": "older"}, 200)])
+def test_a_siblings_winner_runs_if_timed_here(tmp_path: Path, arch: Any, n: int) -> None:
     for name in ("A sibling", "Another one", "A third"):
-        record_sizes(tmp_path, *range(100, 110), device={"name": name})
-    record_sizes(tmp_path, 200)
+        record_sizes(tmp_path, *range(100, 110), device={"name": name, **arch})
+    record_sizes(tmp_path, 200, times=(3.0, 1.0, 2.0))
     launch(kernel := make(tmp_path), 105)
     resolution = kernel.explain(*TENSORS, 105)
-    assert (resolution.how, kernel.best_config) == ("predicted", CONFIGS[2])
-    assert resolution.recorded_for.args["n"] == 200
+    assert (resolution.recorded_for.args["n"], kernel.best_config) == (n, CONFIGS[1 if arch else 2])
 
 
 def test_later_launches_do_not_list_the_contexts_again(

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.services.access import EVERYWHERE, Principal, Role
-from dejavu_service.services.tokens import TokenWish
+from dejavu_service.services.tokens import TokenRequest
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
 from fastapi import FastAPI
@@ -205,4 +205,4 @@ def test_no_token_names_what_is_no_namespace_or_role() -> None:
     ]
     for wrong in wrongs:
         with pytest.raises(ValidationError):
-            TokenWish(name="ci", grants=wrong)
+            TokenRequest(name="ci", grants=wrong)

@@ -8,13 +8,12 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
+from dejavu_cache.stores.base import recorded_scenarios
 
 from .errors import NothingFoundError
 
@@ -129,7 +128,9 @@ def matching_records(
         SettingsError: a condition is about an argument that no scenario has.
     """
     contexts = contexts_of(store, kernel, device, triton)
-    scenarios = (scenario for context in contexts for scenario in _scenarios(store, context))
+    scenarios = (
+        scenario for context in contexts for scenario in recorded_scenarios(store, context)
+    )
     parsed = parse_conditions(conditions, scenarios)
     is_empty = True
     for context in contexts:
@@ -144,15 +145,6 @@ def matching_records(
             f"{store.url} has no scenario of {kernel or 'any kernel'}"
             f"{f' with {wanted}' if wanted else ''}"
         )
-
-
-def _scenarios(store: Store, context: Context) -> Iterator[Scenario]:
-    """Yield the scenarios of a context's records, except damaged ones."""
-    for text in store.scenario_texts(context):
-        try:
-            yield Scenario.model_validate_json(text)
-        except ValidationError:
-            continue
 
 
 def newest_versions(dated: Iterable[tuple[Context, datetime]]) -> set[Context]:

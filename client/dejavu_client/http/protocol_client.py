@@ -323,10 +323,10 @@ class ProtocolClient:
         """Return a list, `writers` or `quarantines`, with all that the server has of its rows."""
         return self._rows(self._json("GET", f"/{name}"), name)
 
-    def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
-        """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
-        repeatable = bool(wish.get("preview"))
-        answer = self._json("POST", "/quarantines", wish, seconds=LONG_WORK, repeatable=repeatable)
+    def quarantine(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Take back what a token or a host wrote, or count it; the body is the protocol's."""
+        repeatable = bool(body.get("preview"))
+        answer = self._json("POST", "/quarantines", body, seconds=LONG_WORK, repeatable=repeatable)
         self._validate(_Quarantined, answer)
         return answer
 
@@ -360,8 +360,8 @@ class ProtocolClient:
 
         Writers are names of tokens: what others wrote is refused.
         """
-        wish = {"to": to, "kernel": kernel, "writers": list(writers) or None}
-        answer = self._json("POST", "/promote", wish, seconds=LONG_WORK)
+        body = {"to": to, "kernel": kernel, "writers": list(writers) or None}
+        answer = self._json("POST", "/promote", body, seconds=LONG_WORK)
         return int(self._validate(Count, answer.get("records")))
 
     def _send(

@@ -51,7 +51,7 @@ class Issued(Token):
     token: str
 
 
-class TokenWish(BaseModel):
+class TokenRequest(BaseModel):
     """The name, roles by namespace and lifetime of a new token."""
 
     model_config = ConfigDict(extra="forbid")

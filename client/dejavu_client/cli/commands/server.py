@@ -113,8 +113,8 @@ def add(
             "quarantine add: name --token or --host; `quarantine list --writers` lists them"
         )
     remote = open_server(store)
-    wish = {"token": token, "host": host, "since": since, "until": until}
-    wanted = {name: value for name, value in wish.items() if value}
+    given = {"token": token, "host": host, "since": since, "until": until}
+    wanted = {name: value for name, value in given.items() if value}
     counts = remote.client.quarantine({**wanted, "preview": not yes})
     if not counts["records"]:
         raise NothingFoundError(f"{remote.url} has nothing of that token or host")
