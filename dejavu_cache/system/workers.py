@@ -387,10 +387,9 @@ class ParentConnection:
 
     def refuse(self, error: Exception) -> None:
         """Send the reason why something cannot be done."""
-        is_own = isinstance(error, DejavuError)
-        message = str(error) if is_own else f"{type(error).__name__}: {error}"
+        reason = error if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"
         is_unusable = isinstance(error, StoreError | PrewarmError | OSError)
-        self.send("refused", message=message, store=is_unusable)
+        self.send("refused", message=str(reason), store=is_unusable)
 
     def jobs(self) -> Iterator[str]:
         """Yield the parent's requests; once it is gone, interrupt the current one, or else end."""

@@ -184,13 +184,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.mark.parametrize(("command", "situation"), CELLS)
 def test_a_command_says_what_happened(
-    command: str,
-    situation: str,
-    folder: Path,
-    service: Service,
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, situation: str, folder: Path, service: Service, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     row = {**TABLE, **MODES}[command]
     expected = getattr(row, situation)
     values = arguments_of(situation, folder, service)

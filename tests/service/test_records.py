@@ -237,14 +237,9 @@ def test_copies_of_large_records_are_answered_part_by_part(
     ids=["record", "copies", "page"],
 )
 def test_few_answers_are_made_at_a_time(
-    client: httpx.Client,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    function: str,
-    method: str,
-    path: str,
-    sent: Any,
-) -> None:
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, owner: Any, function: str, method: str,
+    path: str, sent: Any,
+) -> None:  # fmt: skip
     """More threads would leave `/livez` unanswered, and their texts would fill the memory."""
     working: list[int] = []
     numbers: list[int] = []

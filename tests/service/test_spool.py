@@ -39,13 +39,9 @@ def invalid(*ms: int) -> bytes:
 
 @pytest.mark.parametrize(("role", "status"), [("", 401), ("expired", 401), ("read", 403)])
 def test_a_token_that_may_not_write_keeps_everything(
-    server: Running,
-    sqlite_url: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    role: str,
+    server: Running, sqlite_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, role: str,
     status: int,
-) -> None:
+) -> None:  # fmt: skip
     good = make_token(sqlite_url, "write")
     token = make_token(sqlite_url, "read") if role == "read" else role and f"{good[:-4]}aaaa"
     spool = spool_of(server.base, tmp_path / "spool", *singles(1, 2, 3))
@@ -286,14 +282,9 @@ def lose_answer(monkeypatch: pytest.MonkeyPatch) -> LoseAnswer:
     ],
 )
 def test_a_command_whose_answer_gets_lost_says_nothing_that_is_not_so(
-    server: Running,
-    lose_answer: LoseAnswer,
-    method: str,
-    path: str,
-    command: str,
-    parts: list[int],
-    left: set[int],
-) -> None:
+    server: Running, lose_answer: LoseAnswer, method: str, path: str, command: str,
+    parts: list[int], left: set[int],
+) -> None:  # fmt: skip
     """What it asked for is done once, and the error says that it may be done.
 
     A promotion, and a question, are asked again: twice costs nobody anything.

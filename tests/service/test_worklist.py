@@ -84,11 +84,9 @@ def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: 
 
 
 def test_readers_add_new_misses_while_there_is_room(
-    client: httpx.Client,
-    token: Callable[..., dict[str, str]],
-    database: Database,
+    client: httpx.Client, token: Callable[..., dict[str, str]], database: Database,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(service, "MOST_MISSES", 3)
     reader, writer = token("read"), token("write")
     count = partial(report, client)

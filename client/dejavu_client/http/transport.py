@@ -239,14 +239,13 @@ class _Connections:
         self.closing.atexit = False  # others may wait for answers until then
 
     def add(self, connection: socket.socket) -> None:
-        """Have a connection shut down with the others, or now if they already are."""
         with self._lock:
             self.sockets.add(connection)
             if self._is_shut_down:
                 self.shut_down()
 
     def shut_down(self) -> None:
-        """Wake the threads that wait for a connection."""
+        """Wake the threads that wait for a connection, also for one that is added later."""
         with self._lock:
             self._is_shut_down = True
             for connection in self.sockets:

@@ -257,8 +257,7 @@ def _begin_postgres(connection: Connection) -> None:
 def _sqlite(url: URL) -> Engine:
     path = Path(str(url.database)).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # SQLite takes a single byte for none. To open the file here would drop the process's locks.
-    if path.is_file() and 0 < path.stat().st_size < 512:
+    if path.is_file() and 0 < path.stat().st_size < 512:  # to open it here would drop its locks
         raise SchemaError(f"{path} is no database: name another, or restore its backup")
     engine = create_engine(
         url.set(database=str(path)),
