@@ -430,10 +430,11 @@ def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     parent = ParentConnection.take_standard_streams()
-    with suppress(KeyboardInterrupt):
-        _serve(parent, runner, subject, job)
-    sys.stderr.flush()
-    parent.close()
+    with suppress(KeyboardInterrupt):  # the parent may end while this process does
+        with suppress(KeyboardInterrupt):
+            _serve(parent, runner, subject, job)
+        sys.stderr.flush()
+        parent.close()
     # A device in a bad state, or a thread that waits for it, would hold up an orderly exit.
     os._exit(0)
 
