@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..system.background_threads import start_thread
-from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import private_temporary_folder
 
@@ -74,20 +73,6 @@ def retry_parsing() -> None:
         return original(function)
 
     owner.parse = parse
-
-
-@cache
-def generate_in_turn() -> None:
-    """Have threads take turns at generating code, which is Python: else all of it would be late."""
-    from triton.compiler import ASTSource
-
-    original, lock = ASTSource.make_ir, ForkLock()
-
-    def make_ir(*args: Any, **kwargs: Any) -> Any:
-        with lock:
-            return original(*args, **kwargs)
-
-    ASTSource.make_ir = make_ir
 
 
 @cache

@@ -32,7 +32,7 @@ from ..triton_internals.compilation import (
     may_compile_in_threads,
 )
 from ..triton_internals.environment import await_digest
-from ..triton_internals.hooks import generate_in_turn, retry_parsing
+from ..triton_internals.hooks import retry_parsing
 from ..triton_internals.identity import find_jit_function
 
 if TYPE_CHECKING:
@@ -208,7 +208,6 @@ def compiling_threads(
         yield None
         return
     retry_parsing()
-    generate_in_turn()
     pool = ThreadPoolExecutor(threads_for(threads), name)
     try:
         yield pool
