@@ -154,7 +154,10 @@ def choose_cost(
     time += part * tl.max(tl.where(blocks > 0, cut_into(most, limit), 0.0), 1)
     time = tl.where(units - tl.sum(blocks, 0) > most_cuts, float("inf"), time)
     best = tl.arange(0, CANDIDATES) == tl.argmin(time, 0)
-    return tl.sum(tl.where(best, limit, 0.0), 0), tl.sum(tl.where(best, longest, 0.0), 0)
+    chosen = tl.sum(tl.where(best, limit, 0.0), 0)
+    if QUARTERS > 1:  # else a prompt's last block, if of one half, would be the only one to be cut
+        chosen = tl.where(chosen >= uncut, chosen * tl.maximum(least, 1.0), chosen)
+    return chosen, tl.sum(tl.where(best, longest, 0.0), 0)
 
 
 @triton.jit
