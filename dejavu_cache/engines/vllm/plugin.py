@@ -50,7 +50,7 @@ def _starting() -> AbstractContextManager[None]:
 
 
 def _token_counts(most: int) -> list[int]:
-    """Return numbers of tokens among which each of cuBLAS's kernels is met, the largest first."""
+    """Return numbers of tokens for which cuBLAS takes many of its kernels, the largest first."""
     powers = [1 << bit for bit in range(most.bit_length())]
     counts = {count for power in powers for count in (power, power + 1, power + power // 2)}
     return sorted({min(count, most) for count in counts}, reverse=True)
@@ -59,8 +59,8 @@ def _token_counts(most: int) -> list[int]:
 def multiply_once(worker: Any) -> None:
     """Multiply by each kind of a model's plain weights, for numbers of tokens up to a full step's.
 
-    cuBLAS takes other kernels for other numbers, and CUDA loads each at its first launch, in
-    milliseconds of a first prompt. Torch keeps the memory, as it does after a full step.
+    CUDA loads each kernel of cuBLAS at its first launch, in milliseconds of a first prompt. Other
+    numbers may have other kernels. Torch keeps the memory, as it does after a full step.
 
     Args:
         worker: vLLM's, which has captured its graphs: that frees what torch keeps.
