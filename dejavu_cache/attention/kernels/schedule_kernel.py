@@ -155,7 +155,7 @@ def choose_cost(
     time = tl.where(units - tl.sum(blocks, 0) > most_cuts, float("inf"), time)
     best = tl.arange(0, CANDIDATES) == tl.argmin(time, 0)
     chosen = tl.sum(tl.where(best, limit, 0.0), 0)
-    if QUARTERS > 1:  # else a prompt's last block, if of one half, would be the only one to be cut
+    if QUARTERS > 1:  # not to cut alone a last block of one half, whose tiles cost `least` each
         chosen = tl.where(chosen >= uncut, chosen * tl.maximum(least, 1.0), chosen)
     return chosen, tl.sum(tl.where(best, longest, 0.0), 0)
 
