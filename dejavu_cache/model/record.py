@@ -42,7 +42,7 @@ from .scenario import (
 
 T = TypeVar("T")
 
-_CONFIG, _CONFIG_TEXT, _TEXT = attrgetter("config"), attrgetter("config.text"), attrgetter("text")
+_CONFIG_TEXT, _TEXT = attrgetter("config.text"), attrgetter("text")
 
 FORMAT = 2
 """The format version that this code writes; it reads this one and every older one."""
@@ -361,7 +361,7 @@ class Record(FrozenModel):
 
     def model_post_init(self, _: object) -> None:
         """Sort the measurements by config: records are compared and diffed as text."""
-        if len(set(map(_CONFIG, self.measurements))) != len(self.measurements):
+        if len(set(map(_CONFIG_TEXT, self.measurements))) != len(self.measurements):
             raise ValueError("two measurements of one config in one record")
         ordered = tuple(sorted(self.measurements, key=_CONFIG_TEXT))
         object.__setattr__(self, "measurements", ordered)
@@ -382,7 +382,7 @@ class Record(FrozenModel):
         ):
             return False
         return not any(
-            entry.config == winner.config and entry.is_wrong for entry in self.measurements
+            entry.is_wrong and entry.config == winner.config for entry in self.measurements
         )
 
     def omits(self, among: str, loss: float) -> bool:

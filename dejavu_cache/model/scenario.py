@@ -92,9 +92,10 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A moment with its offset: without one, it would be read in the reader's time zone."""
 
 
-def sort_by_name(mapping: Mapping[str, T]) -> dict[str, T]:
+def sort_by_name(mapping: dict[str, T]) -> dict[str, T]:
     """Return a mapping in the order of its names, so that equal ones give equal text."""
-    return dict(sorted(mapping.items()))
+    # Mostly it is: to look takes a quarter of the time.
+    return mapping if [*mapping] == sorted(mapping) else dict(sorted(mapping.items()))
 
 
 def as_text(name: str) -> str:

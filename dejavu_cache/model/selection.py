@@ -83,23 +83,21 @@ def winner(
     timed = _believed_timings(record, declared, here=here)
     if not timed:
         return None
-    times = {config: timing.median or 0.0 for config, timing in timed.items()}
-    best = min(times, key=times.__getitem__)  # of equal ones the first by their text
-    p20, p80 = timed[best].p20, timed[best].p80
-    standard = math.inf if default is None else times.get(default, math.inf)
-    if record.winner is not None and record.winner.config in times:
-        previous, at = record.winner.config, record.winner.at
-        is_latest = max(map(attrgetter("at"), timed.values())) <= at
-        tie = max(1 + NOISE, min((p80 or 0.0) / times[best], 1 + WIDEST_TIE))
+    best = min(timed.values(), key=attrgetter("median"))  # of equal ones the first by their text
+    least, p20, p80 = best.median or 0.0, best.p20, best.p80
+    standard = (timed[default].median or 0.0) if default and default in timed else math.inf
+    previous = timed.get(record.winner.config) if record.winner else None
+    if record.winner is not None and previous is not None:
+        is_latest = max(map(attrgetter("at"), timed.values())) <= record.winner.at
+        tie = max(1 + NOISE, min((p80 or 0.0) / least, 1 + WIDEST_TIE))
         if is_latest:  # close contenders were repeated before it won
             tie = max(tie, 1 + CONTENDER)
-        if times[previous] <= min(times[best] * tie, standard):
-            return previous
+        if (previous.median or 0.0) <= min(least * tie, standard):
+            return previous.config
     uncertainty = NOISE
     if p20 is not None and p80 is not None:
-        spread = (p80 - p20) / times[best]
-        uncertainty = min(max(NOISE, spread / 4), MOST_UNCERTAIN)
-    return default if standard <= times[best] * (1 + uncertainty) else best
+        uncertainty = min(max(NOISE, (p80 - p20) / least / 4), MOST_UNCERTAIN)
+    return default if standard <= least * (1 + uncertainty) else best.config
 
 
 def _believed_timings(

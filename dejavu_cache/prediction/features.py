@@ -9,6 +9,7 @@ elsewhere.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
@@ -95,7 +96,7 @@ def encode(points: Sequence[Point], resources: Mapping[Config, Resources]) -> Po
     sizes = _powers([scenario.args for scenario in scenarios])[scenario_numbers]
     blocks = _powers([config.params for config in configs])[config_numbers]
     ratios = sizes[:, :, None] - blocks[:, None, :]
-    ratios = RATIO * np.nan_to_num(np.clip(ratios, *FEWEST_PER_RATIO), nan=0.0)
+    ratios = np.where(np.isnan(ratios), 0.0, RATIO * np.clip(ratios, *FEWEST_PER_RATIO))
     return Points(
         _scale(config_values[config_numbers], 1e-9),
         _scale(scenario_values[scenario_numbers], 0.5),  # values that differ little stay alike
@@ -164,7 +165,7 @@ def _middle(reports: Iterable[Resources]) -> Resources | None:
     rows = [(report.registers, report.spills, report.shared) for report in reports]
     if not rows:
         return None
-    registers, spills, shared = np.median(np.array(rows), axis=0).astype(int).tolist()
+    registers, spills, shared = (int(median(column)) for column in zip(*rows, strict=True))
     return Resources(programs=0, registers=registers, spills=spills, shared=shared)
 
 

@@ -308,12 +308,12 @@ def _sample(
     """
     points: list[tuple[Point, float]] = []
     for environment, record in records:
-        times = [entry.median or 0.0 for entry in record.measurements if is_credible(entry)]
-        for entry in record.measurements if times else ():
+        best = min((e.median or 0.0 for e in record.measurements if is_credible(e)), default=0.0)
+        for entry in record.measurements if best else ():
             is_known = is_credible(entry) if entry.failure is None else not entry.skipped
             if entry.config not in configs or not is_known:
                 continue
-            slowdown = math.log(entry.median / min(times)) if entry.median else SLOW
+            slowdown = math.log(entry.median / best) if entry.median else SLOW
             programs = entry.resources.programs if entry.resources else None
             point = Point(environment, record.scenario, entry.config, programs)
             points.append((point, min(slowdown, SLOW)))

@@ -220,7 +220,7 @@ def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: 
     own = [near for near in neighbours if _is_of_machine(near.context, request)]
     timed = {e.config for near in own for e in near.found.record.measurements if is_credible(e)}
     candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
-    for neighbour in [*own, *neighbours]:
+    for neighbour in [*own, *(n for n in neighbours if not _is_of_machine(n.context, request))]:
         choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
         is_alike = _is_compiled_alike(neighbour.context, request)
         if choice is not None and is_alike and describe(choice.config) in timed:
