@@ -18,6 +18,8 @@ from dejavu_cache.sweep.suite import Case
 
 INPUTS = ((1, 2048), (4, 4096), (1, 32768))
 HELD_OUT = ((1, 8192), (4, 1536))
+NORM_INPUTS = ((1, 3072), (1, 5120), (1, 7168))
+"""Two, three and four times 65,536 rows of 32 heads at most: these are in keys of norms."""
 
 
 def _gate(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -62,6 +64,17 @@ def gated_norm(batch: int, length: int) -> Any:
 
     x, gate = (randn(batch, length, 32, 128) for _ in range(2))
     return rms_norm_gated(x, gate, randn(128), None)
+
+
+@torch.no_grad()
+def l2norm(batch: int, length: int) -> Any:
+    """Run it alone; delta rules have gradients of 16 bits for it, KDA of 32."""
+    from fla.modules.norm.l2norm import l2norm_bwd, l2norm_fwd
+
+    y, rstd = l2norm_fwd(randn(batch, length, 32, 128))
+    for dtype in (torch.bfloat16, torch.float32):
+        l2norm_bwd(y, rstd, randn(*y.shape, dtype=dtype))
+    return y
 
 
 def short_convolution(batch: int, length: int) -> Any:
@@ -109,11 +122,14 @@ def rwkv7(batch: int, length: int) -> Any:
 
 FUNCTIONS = (
     *(gated_delta_rule, gated_delta_rule_prompt, kda, kda_prompt),
-    *(gated_norm, short_convolution, norm, delta_rule),
+    *(gated_norm, l2norm, short_convolution, norm, delta_rule),
     *(simple_gla, gla, rwkv7),
 )
 
 
 def suite(only: str = "") -> Iterator[Case]:
     """Yield a case for each launch of the operations."""
-    yield from cases_of(operations_of(FUNCTIONS, INPUTS, only))
+    operations = operations_of(FUNCTIONS, INPUTS, only)
+    chosen = {operation.function for operation in operations}
+    norms = [norm for norm in (gated_norm, l2norm) if norm in chosen]
+    yield from cases_of([*operations, *operations_of(norms, NORM_INPUTS)])
