@@ -65,7 +65,7 @@ None of the modules may start a thread.
 
 
 class Nursery:
-    """Starts processes for tests that need many, or one after the other, by asking a fork server."""
+    """Starts processes for tests that need many, or one after the other, by a fork server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
