@@ -117,13 +117,7 @@ class NewerFormatError(StoreError):
     """The records were written in a newer format than this version reads."""
 
     def __init__(self, where: str, version: int, newest: int) -> None:
-        """Compose the message.
-
-        Args:
-            where: the file or server.
-            version: its format.
-            newest: the newest format that this version of the package reads.
-        """
+        """Compose the message; this version of the package reads formats up to `newest`."""
         super().__init__(
             f"{where} has format {version}, and this version of dejavu-cache reads up to {newest}: "
             "upgrade dejavu-cache; the file is left as it is"

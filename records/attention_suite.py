@@ -1,53 +1,77 @@
-"""Batches of paged attention that no sweep has tuned for, to tell what its records are worth.
+"""Sweep suite of paged attention for larger pages and half the heads, as tensor parallelism has.
 
-    python records/worth.py attention_suite --store URL [--only qblock]
+    dejavu-cache sweep records/attention_suite.py --tune-loss 0.03
 
-`dejavu-cache sweep dejavu_cache.attention` makes the records. Inputs are the sequences, their most
-new tokens and most earlier ones, and the tokens in a page. Lengths are drawn up to these.
+`dejavu-cache sweep dejavu_cache.attention` tunes all batches of one shape; this takes decoding and
+prompts of fewer sizes for several shapes, each with the kernel that `auto` launches where `hopper`
+does not suit. Held-out inputs are the sequences, their most new tokens and most earlier ones, the
+KV heads, and the tokens in a page. Lengths are drawn between half of these and these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from dejavu_cache.attention.api import IMPLEMENTATIONS
-from dejavu_cache.attention.sweep_suite import PRESETS, Lengths, batch_of
+from dejavu_cache.attention.api import choose, run
+from dejavu_cache.attention.kernels import hopper
+from dejavu_cache.attention.sweep_suite import (
+    Lengths,
+    Model,
+    batch_of,
+    case_of,
+    current_device,
+    lengths,
+    outline,
+)
+from dejavu_cache.sweep.suite import Case
+
+SHAPES = ((4, 16), (8, 32), (8, 128), (8, 64), (4, 32), (4, 128), (4, 64))
+"""KV heads, each with four query heads of 128, and tokens in a page; the most used first."""
+
+SEQUENCES = (1, 4, 16, 64, 256)
+LONGEST = (2048, 8192, 512, 32768)
 
 INPUTS = ()
 HELD_OUT = tuple(
-    (*sizes, page)
-    for page in (128, 16)
+    (*sizes, *shape)
+    for shape in SHAPES
     for sizes in (
-        *((3, 1, 6000), (24, 1, 1500), (100, 1, 3000), (200, 1, 700)),
-        *((1, 3000, 0), (6, 700, 0), (3, 700, 5000)),
+        *((5, 1, 12000), (20, 1, 3500), (90, 1, 3500), (300, 1, 900)),
+        *((1, 3900, 0), (5, 700, 0), (6, 11000, 0)),
     )
 )
 
+hopper.suits = lambda batch: False
+
 
 def _draw(count: int, most: int) -> list[int]:
-    return torch.randint(most // 4, most + 1, (count,)).tolist()
+    return torch.randint(most // 2, most + 1, (count,)).tolist()
 
 
-def _run(name: str, sequences: int, new: int, past: int, page: int) -> torch.Tensor:
-    lengths = Lengths(
-        "", _draw(sequences, new) if new > 1 else [1] * sequences, _draw(sequences, past)
-    )
-    model = PRESETS["llama3-8b"]
-    return IMPLEMENTATIONS[name](batch_of(lengths, model, page, torch.bfloat16))
+def attention(sequences: int, new: int, past: int, heads: int, page: int) -> torch.Tensor:
+    drawn = _draw(sequences, new) if new > 1 else [1] * sequences
+    composition = Lengths("", drawn, _draw(sequences, past))
+    return run(batch_of(composition, Model(4 * heads, heads, 128), page, torch.bfloat16))
 
 
-def qblock(*sizes: int) -> torch.Tensor:
-    return _run("qblock", *sizes)
+FUNCTIONS: tuple[Any, ...] = (attention,)
 
 
-def segmented(*sizes: int) -> torch.Tensor:
-    return _run("segmented", *sizes)
+def suite() -> Iterator[Case]:
+    """Yield a case for each shape of the batches, sizes that are most used first."""
+    batches = {batch.name: batch for batch in lengths()}
+    sizes = [f"{count} x {longest}" for longest in LONGEST for count in SEQUENCES]
+    for name in [f"{kind} {size}" for size in sizes for kind in ("decode", "prefill")]:
+        if name in batches:
+            yield from _cases_of(batches[name])
 
 
-def static_grid(*sizes: int) -> torch.Tensor:
-    return _run("static_grid", *sizes)
-
-
-FUNCTIONS: tuple[Any, ...] = (qblock, segmented, static_grid)
+def _cases_of(batch: Lengths) -> Iterator[Case]:
+    for heads, page in SHAPES:
+        shape = Model(4 * heads, heads, 128), page, torch.bfloat16
+        case = case_of(choose(outline(batch, shape, current_device())), batch, shape)
+        yield replace(case, name=f"{case.name}, {heads} KV heads, pages of {page}")

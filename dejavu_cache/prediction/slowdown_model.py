@@ -9,10 +9,12 @@ and products. Scales were chosen on exhaustive measurements of other scenarios t
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from ..model.record import Record
 from ..model.scenario import Config, Environment, Scenario
 from ..model.selection import is_credible
 from ..model.worth import Saving
+from ..system.fork_lock import ForkLock
 from .features import Matrix, Numbers, Point, Points, encode
 
 MOST_POINTS = 800
@@ -75,6 +78,24 @@ DOUBT = 5.0
 """By how much less is believed of records than of measurements alone when a tune might end: what is
 measured first is what they call fast, and some of that is. When the likelier of both decided alone,
 wrong records ended 16 of 420 tunes too early, one at three times the best's time."""
+
+_counting = ForkLock()
+"""Held while NumPy has one thread, so that the number before is restored."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have the BLAS of NumPy 2 use no other core: all of its threads wait while one is busy.
+
+    A model that takes 30 ms took 500 on 16 cores while a C compiler ran.
+    """
+    blas = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+    get_count = getattr(blas, "scipy_openblas_get_num_threads64_", lambda: 1)
+    set_count = getattr(blas, "scipy_openblas_set_num_threads64_", lambda count: None)
+    with _counting, ExitStack() as at_end:
+        at_end.callback(set_count, get_count())
+        set_count(1)
+        yield
 
 
 KnownRecord = tuple[Environment, Record]
@@ -179,6 +200,7 @@ class SlowdownModel:
         configs: the configs, in order.
     """
 
+    @one_thread()
     def __init__(
         self,
         environment: Environment,
@@ -209,12 +231,12 @@ class SlowdownModel:
             center = slowdowns.mean()
             gram = covariance(there, there) + NOISE * np.eye(len(learned))
             gram += LEVEL * are_equal(there.scenario_numbers) * are_equal(there.machines)
-            factor = np.linalg.cholesky(gram)
-            across = np.linalg.solve(factor, covariance(there, here))
-            residuals = np.linalg.solve(factor, slowdowns - center)
-            surprise = float(residuals @ residuals)
+            across, residuals = covariance(there, here), slowdowns - center
+            weights = np.linalg.solve(gram, np.column_stack([across, residuals]))
+            surprise = float(residuals @ weights[:, -1])
             spread = (TRUST + surprise) / (TRUST + len(learned))
-            after = Belief(center + across.T @ residuals, before - across.T @ across, spread)
+            explained = across.T @ weights
+            after = Belief(center + explained[:, -1], before - explained[:, :-1], spread)
             self._beliefs.insert(0, after)
 
     @property
@@ -236,6 +258,7 @@ class SlowdownModel:
             for index, time in self._measured.items()
         }
 
+    @one_thread()
     def propose(self, count: int) -> list[Config]:
         """Return the configs to measure next, the most promising first.
 
@@ -275,6 +298,7 @@ class SlowdownModel:
         variance = joint[own, own] + joint.diagonal() - 2 * joint[own]
         return expected[own] - expected, np.sqrt(np.maximum(variance, 1e-9) * spread)
 
+    @one_thread()
     def chance_left(self, gain: float) -> float:
         """Bound the probability that a config that was not measured wins by more than `gain`.
 
@@ -284,8 +308,7 @@ class SlowdownModel:
         Args:
             gain: a share of the best measured time.
         """
-        left = np.ones(len(self.configs), dtype=bool)
-        left[[*self._measured]] = False
+        left = [index for index in range(len(self.configs)) if index not in self._measured]
         if not (looks := self._looks()):
             return 1.0
         chances, evidence = list[float](), list[float]()

@@ -19,7 +19,6 @@ class Found(NamedTuple):
     """A record that a store had.
 
     Attributes:
-        record: the record.
         store: the URL of the store.
         is_from_stranger: whether some of it must get into no store of the team's.
     """

@@ -54,11 +54,8 @@ from .suite import Case
 def make_request(case: Case, loss: float = 0.0) -> Request:
     """Return the request that a launch of a case would make, but for what its tune may leave out.
 
-    `triton.heuristics` around the autotuner add their arguments, as they would in a launch.
-
-    Args:
-        case: the case.
-        loss: the share by which a config left out may be faster; 0 measures all.
+    `triton.heuristics` around the autotuner add their arguments, as they would in a launch. What is
+    left out may be faster by a share of `loss`; 0 measures all.
 
     Raises:
         SettingsError: the case's kernel is not decorated with `cached_autotune`.

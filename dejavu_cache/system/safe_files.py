@@ -72,11 +72,7 @@ def _refuse_special_file(handle: int, path: Path) -> None:
 
 @contextmanager
 def open_to_read(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
-    """Yield a regular file.
-
-    Args:
-        path: the file.
-        root: below it, links are not followed; None: only the file itself must not be a link.
+    """Yield a regular file; it must be no link, nor what is between `root` and it.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
-from ..system.background_threads import start_thread
+from ..system.background_threads import start_thread, uninterrupted
 from .identity import PROCESS
 
 if TYPE_CHECKING:
@@ -334,17 +334,13 @@ def begin_digest_beside_imports() -> None:
 
 
 def await_digest() -> None:
-    """Wait for a digest that was begun; before it is there, Triton would compute another.
-
-    Meanwhile, what Triton imports at its first launch is imported.
-    """
+    """Wait for a digest that was begun; before it is there, Triton would compute another."""
     for thread in filter(None, _begun):
-        if thread.is_alive():
-            with suppress(ImportError):
-                import_module("triton.experimental.gluon.nvidia.hopper")
         thread.join(_PATIENCE)
 
 
 def _compute_digest() -> None:
     with suppress(Exception):  # Triton meets the same error and reports it.
         triton_key()
+        with uninterrupted():  # a child that is forked meanwhile could not import it any more
+            import_module("triton.experimental.gluon.nvidia.hopper")  # as Triton's first launch

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PIECE = 2**20
+PIECE = 2**22
 """Number of elements that are looked at together."""
 
 MEMORY_SHARE = 0.5
@@ -322,29 +323,29 @@ class Output:
             yield seen.view(actual.dtype), wanted.view(expected.dtype)
 
 
-_loaded = set[Any]()
-"""Dtypes and devices of which this process has compared tensors."""
-
-
 def load_comparison(arguments: Mapping[str, Any]) -> None:
     """Have PyTorch load the kernels that compare such tensors, as it does at their first launch."""
+    for _, tensor in _named_tensors(arguments):
+        if tensor.is_cuda:
+            try:
+                compare_ones(tensor.dtype, tensor.device)
+            except Exception as error:  # a comparison meets it too, if there is one
+                if is_from_signal_handler(error):
+                    raise
+
+
+@cache
+def compare_ones(dtype: torch.dtype, device: torch.device) -> str:
+    """Compare a tensor with itself as a launch's output, and describe the difference."""
     import torch
 
-    for _, tensor in _named_tensors(arguments):
-        if not tensor.is_cuda or (tensor.dtype, tensor.device) in _loaded:
-            continue
-        _loaded.add((tensor.dtype, tensor.device))
-        try:
-            ones = torch.ones(2 * PIECE, dtype=tensor.dtype, device=tensor.device)
-            copyable_tensors({"ones": ones}, ())
-            output = Output(ones, ones.clone(), may_be_filled=True)
-            output.restore(filled=True)
-            ones.fill_(1)
-            output.expect_present(was_filled=True)
-            output.describe_difference(None, was_filled=True)
-        except Exception as error:  # a comparison meets it too, if there is one
-            if is_from_signal_handler(error):
-                raise
+    ones = torch.ones(2 * PIECE, dtype=dtype, device=device)
+    copyable_tensors({"ones": ones}, ())
+    output = Output(ones, ones.clone(), may_be_filled=True)
+    output.restore(filled=True)
+    ones.fill_(1)
+    output.expect_present(was_filled=True)
+    return output.describe_difference(None, was_filled=True)
 
 
 def _add_neighbours(slices: Tensor, dim: int, count: int) -> Tensor:

@@ -43,10 +43,7 @@ class PredictedSearch:
 
     Args:
         model: what records say of the configs; what was measured is noted.
-        first: configs to begin with.
-        limit: the most configs to propose.
         loss: the share by which a config left out may be faster. 0: only the limit ends the search.
-        together: how many configs to propose at a time.
     """
 
     def __init__(
@@ -78,8 +75,7 @@ class PredictedSearch:
         room = size - len(batch)
         drawn = self._draw() if self._random.random() < DRAWN else []
         proposed = self._model.propose(room + len(batch))
-        batch = [*dict.fromkeys([*batch, *proposed[: max(room - len(drawn), 0)], *drawn])]
-        batch = batch[:size]
+        batch = [*dict.fromkeys([*batch, *proposed[: max(room - len(drawn), 0)], *drawn])][:size]
         self._left -= len(batch)
         return batch
 

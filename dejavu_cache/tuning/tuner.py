@@ -147,7 +147,6 @@ class Tuner:
     called once per config, one after the other, and again only where the machine lacked something.
 
     Args:
-        launch: the launch to tune.
         mark: says which config touches the device.
         check: computes what is expected of the others as soon as the default config is compiled.
         until: when to stop, in seconds of `time.monotonic`.

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ def test_whom_another_process_overtakes_takes_the_later_index(publisher: Publish
     source = Overtaken(publisher.folder.as_uri(), 2)
     store = StaticStore(source, publisher.key, folder=publisher.copies)
     assert [entry.context for entry in store.entries(fresh=True)] == [SETS[0].context]
+
+
+def test_who_publishes_into_a_folder_waits_for_another_one(publisher: Publisher) -> None:
+    def interrupted() -> Iterator[RecordSet]:
+        yield SETS[0]
+        others.append(pool.submit(publisher.publish, []))
+        wait(others, 0.3)
+
+    others: list[Future[str]] = []
+    publisher.publish([])
+    publisher.publish([])  # no file is named any more
+    with ThreadPoolExecutor() as pool:
+        publish(interrupted(), publisher.folder, publisher.root / "mine.pem")
+        assert len(read_all(publisher.open())) in (0, 2)
+    assert not read_all(publisher.open())
 
 
 def test_a_new_key_takes_the_place_of_an_old_one(publisher: Publisher) -> None:

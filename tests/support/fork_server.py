@@ -65,11 +65,7 @@ None of the modules may start a thread.
 
 
 class Nursery:
-    """Starts processes for tests that need many, or one after the other, by asking a fork server.
-
-    Args:
-        address: the server's socket.
-    """
+    """Starts processes for tests that need many, or one after the other, by a fork server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -284,14 +280,7 @@ class Child(ForkedProcess):
 def start_command(
     *arguments: object, interpret: str, folder: Path, env: Mapping[str, str]
 ) -> Child:
-    """Start `dejavu-cache` in a process of exactly this environment, and fork its workers too.
-
-    Args:
-        arguments: the arguments of the command.
-        interpret: the value of `TRITON_INTERPRET` that the workers get.
-        folder: where the output goes.
-        env: all environment variables.
-    """
+    """Start `dejavu-cache` in a process of exactly this environment, and fork its workers too."""
     workers = f"{kernel_nursery(interpret).address}|{interpret}"
     return light_nursery().start_code(
         FORKING_COMMAND, *arguments, folder=folder, env={**env, WORKERS_ADDRESS: workers}

@@ -144,10 +144,6 @@ def check_changes(folder: Path, target: str) -> dict[str, str]:
     It is `tuned`, or `noticed` by the second launch; `unstored` if the first one left no record;
     `wrong` if it ran with the record of other code; `refused` or `equal code` if it says nothing.
     Each one has a process of its own, forked from this one.
-
-    Args:
-        folder: where modules and stores are kept.
-        target: what to compile for.
     """
     import torch  # noqa: F401  # these once, before the forks
 

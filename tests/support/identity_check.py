@@ -91,13 +91,7 @@ def edits_of(kernel: CorpusKernel, seed: int) -> Iterator[Edit]:
 def check_edits(
     edits: Iterable[tuple[str, Edit]], target: str, pool: ProcessPoolExecutor
 ) -> Outcome:
-    """Launch edited kernels with the records of the unedited ones, as new processes would.
-
-    Args:
-        edits: the corpus kernel's name, and an edit of it.
-        target: what to compile for.
-        pool: of `quiet_processes`.
-    """
+    """Launch edited kernels with the records of the unedited ones, as new processes would."""
     batches = list(edits)
     parts = [batches[at : at + BATCH] for at in range(0, len(batches), BATCH)]
     return Outcome.sum(pool.map(_check_batch, parts, [target] * len(parts)))

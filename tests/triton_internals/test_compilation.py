@@ -47,7 +47,6 @@ def second(x):
 
 @in_own_process(TRITON_INTERPRET="0")
 def test_keys_do_not_depend_on_the_kernel_that_a_process_launches_first() -> None:
-    """Else a program that launches kernels in another order than the builder compiles them."""
     hash_callees_first()
     functions, found = [each.fn for each in (first, second, scale, scale_twice)], set()
     for start in range(len(functions)):

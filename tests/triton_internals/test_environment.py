@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,7 @@ def test_variables_that_triton_reads_when_imported_count(variable: str, value: A
 
 
 COUNT = """
+    import sys
     from dejavu_cache.triton_internals import environment
     from dejavu_cache.triton_internals.environment import await_digest, begin_digest, triton_key
     from triton.compiler import compiler
@@ -141,7 +141,6 @@ DECORATE = "import support.addition as addition; addition.make()"
         (INSTALL, os.devnull, "wrong", "0", 0),
         (DECORATE, os.devnull, "tune", "1", 0),
     ],
-    ids=["GPU", "GPU, decorated", "no GPU", "off", "wrong setting", "interpreter"],
 )
 def test_it_is_computed_beside_imports_where_kernels_will_be_compiled(
     step: str, file: str, mode: str, interpreted: str, begun: int
@@ -152,6 +151,7 @@ def test_it_is_computed_beside_imports_where_kernels_will_be_compiled(
     {step}
     await_digest()
     assert len(environment._begun) == computed().misses == {begun}
+    assert {begun} == ("triton.experimental.gluon.nvidia.hopper" in sys.modules)
     """,
         DEJAVU_CACHE_MODE=mode,
         TRITON_INTERPRET=interpreted,
@@ -182,10 +182,7 @@ BEGUN = {
 
 @pytest.mark.parametrize("what", BEGUN)
 def test_the_digest_is_computed(what: str) -> None:
-    start = time.monotonic()
-    done = run_python(f"{COUNT}{BEGUN[what]}")
-    assert time.monotonic() - start < 300
-    assert done.stderr == ""
+    assert run_python(f"{COUNT}{BEGUN[what]}").stderr == ""
 
 
 @pytest.mark.parametrize("compiler", ["cc", "/no such compiler"])

@@ -236,7 +236,6 @@ def make(bench: Any, *blocks: int) -> Any:
 
 @in_own_process(TRITON_INTERPRET="0")
 def test_the_kernels_of_configs_that_lost_are_released(tmp_path: str) -> None:
-    """Look at all compiled kernels that are alive, when they are compiled for an absent GPU."""
     import support.pretended_gpu  # replaces the driver
     from triton.compiler import compiler
 

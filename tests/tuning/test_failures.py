@@ -20,7 +20,6 @@ def recorded_outcomes() -> dict[Any, str]:
 
 
 def fail_times(block: int, count: int, error: Exception) -> Fault:
-    """Return a fault of one block's first launches."""
     left = [count]
 
     def fault(launched: int) -> Exception | None:

@@ -31,7 +31,6 @@ OTHER_FLOATS = [torch.float16, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
 def code(read: str, written: str) -> Accesses:
-    """Return what a kernel's code does to arguments, given by their names."""
     return Accesses(frozenset(read.split()), frozenset(written.split()))
 
 
@@ -180,7 +179,6 @@ def test_a_check_takes_three_launches() -> None:
 def test_integers_that_held_the_results_must_be_written(
     dtype: torch.dtype, told_by: str, with_values: bool
 ) -> None:
-    """As the indices of the largest numbers, beside these or alone."""
     x = torch.rand(100, generator=torch.Generator().manual_seed(0))
     arguments = {"x": x, "values": torch.zeros(5), "indices": torch.zeros(5, dtype=dtype)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 import statistics
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario, now
 from dejavu_cache.prediction.features import Point
-from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
+from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving, one_thread
 from dejavu_cache.tuning.search import PredictedSearch
 
 CONFIGS = [
@@ -128,6 +130,14 @@ def test_what_a_tune_saves_is_predicted_by_the_times_of_other_scenarios() -> Non
     assert expect_saving(asked._replace(config=Config(params={"BM": 1})), {}, NEIGHBOURS) is None
 
 
+def test_numpy_has_one_thread_for_a_model_and_then_all_again() -> None:
+    count = ctypes.CDLL(np.linalg._umath_linalg.__file__).scipy_openblas_get_num_threads64_
+    counts = [count()]
+    with one_thread():
+        counts.append(count())
+    assert counts == [count(), 1]
+
+
 def test_where_nothing_is_known_the_default_is_not_outdone() -> None:
     model = SlowdownModel(HERE, Scenario(args={"M": 64, "N": 64}), dict.fromkeys(CONFIGS), [])
     assert model.outdo(CONFIGS[0]) is None
@@ -149,9 +159,8 @@ def test_no_record_makes_a_prediction_fail(data: st.DataObject) -> None:
     """Whoever may write records could otherwise end the programs that read them."""
     draw = data.draw
     configs = [Config(params={"B": draw(NUMBERS)}, options={"num_warps": n}) for n in (0, 1, 2)]
-    scenarios = [
-        Scenario(args={"n": draw(NUMBERS), "m": m}) for m in range(draw(st.integers(1, 5)))
-    ]
+    sizes = range(draw(st.integers(1, 5)))
+    scenarios = [Scenario(args={"n": draw(NUMBERS), "m": size}) for size in sizes]
     known = []
     for scenario in scenarios[1:]:
         reports = draw(st.lists(st.none() | REPORTS, min_size=1, max_size=3))

@@ -66,7 +66,6 @@ def test_more_configs_enter_where_the_device_does_not_repeat_its_timings(
 
 
 def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
-    """On a device that runs out of memory meanwhile."""
     assert run_race(Race(screening_of(1.0, 1.01), LEFT), lambda _: None) == []
 
 
@@ -78,7 +77,6 @@ def test_a_config_that_no_other_comes_close_to_needs_no_race(screened: tuple[flo
 
 @pytest.mark.parametrize("seed", range(60))
 def test_any_race_ends_with_at_most_one_result_of_each_screened_config(seed: int) -> None:
-    """Whatever was screened, and whichever configs fail at whichever turn."""
     drawn = random.Random(seed)
     screened = screening_of(*(drawn.choice([0.0, 1.0, 1.01, 2.0, 9.0]) for _ in CONFIGS))
     screened = dict(drawn.sample(sorted(screened.items(), key=repr), drawn.randint(0, 3)))
@@ -121,8 +119,6 @@ KERNEL, CLEAR = 0.007, 0.08
 
 
 class Event:
-    """A moment of a simulated device's queue."""
-
     def __init__(self, machine: Machine) -> None:
         self._machine, self.time = machine, 0.0
 
@@ -191,7 +187,6 @@ def timer(machine: Machine) -> DeviceTimer:
 def test_a_slow_host_lengthens_no_timing(
     host: float, effort: Any, machine: Machine, timer: DeviceTimer
 ) -> None:
-    """Most launches are queued before the device is done with what came before."""
     sample = timer.sample(TimedLaunch(lambda: machine.work(host, KERNEL)), effort)
     assert sample.steady
     assert sample.times == pytest.approx([KERNEL] * len(sample.times))
@@ -307,7 +302,6 @@ def disturbed_tunes() -> list[tuning_noise.SimulatedTune]:
 
 
 def test_a_config_that_left_the_race_is_not_recorded_ahead_of_the_winner() -> None:
-    """Look at every record that the tuner wrote, not only at its choice."""
     for tune in disturbed_tunes():
         best = min(m.median for m in tune.record.measurements if m.median is not None)
         winner = tune.record.by_config[tune.winner].median

@@ -21,6 +21,7 @@ from support.result_checks import (
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE
 from dejavu_cache.triton_internals.argument_access import Accesses
+from dejavu_cache.tuning.expected_results import compare_ones
 from dejavu_cache.tuning.result_check import CheckOptions
 
 
@@ -225,6 +226,14 @@ def test_tensors_of_any_type_are_compared_or_say_why_not(dtype: torch.dtype) -> 
 
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool, torch.float8_e5m2], ids=str)
+def test_what_is_compared_beforehand_is_equal(dtype: torch.dtype, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.PIECE", 50)
+    assert compare_ones(dtype, torch.device("cpu")) == ""
+
+
 MASKS = [-float("inf"), -1e4, -1e9, -1e30, "min"]
 
 

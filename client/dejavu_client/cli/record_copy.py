@@ -61,7 +61,6 @@ class _Copy:
 
     Attributes:
         passed_over: how many records a server confirmed with their request and does not have.
-        error: the first error.
     """
 
     def __init__(self, store: Store) -> None:

@@ -84,8 +84,6 @@ class SlowdownTable:
     """Times as multiples of the best in each scenario.
 
     Attributes:
-        scenarios: the rows.
-        configs: the columns.
         slowdown: [scenarios, configs], 1.0 for the best of a row, infinite for a config that
             failed, and not a number for one that was not measured.
     """

@@ -64,13 +64,7 @@ TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
 
 class ServerAnswer(NamedTuple):
-    """An answer that is still to be judged and parsed.
-
-    Attributes:
-        status: the HTTP status.
-        headers: the headers, whose names are in any letters.
-        body: the decompressed body.
-    """
+    """An answer that is still to be judged and parsed; its body is decompressed."""
 
     status: int
     headers: httpx.Headers

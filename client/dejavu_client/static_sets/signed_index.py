@@ -1,10 +1,13 @@
 """Indexes of record sets: what a publisher signs and writes, and what a reader believes."""
 
 import base64
+import fcntl
 import hashlib
+import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -163,28 +166,46 @@ def publish(record_sets: Iterable[RecordSet], folder: Path, key_file: Path) -> s
         raise SettingsError(f"{key_file} would be served with the set: move it out of {folder}")
     private = read_private_key(key_file)
     public = base64.urlsafe_b64encode(private.public_key().public_bytes_raw()).decode().rstrip("=")
-    path, entries = folder / INDEX, []
     try:
-        content = path.read_bytes() if path.exists() else b""
-        if content and not _verifies(public, content):
-            raise StoreError(
-                f"{path} is signed by another key: name that one, or delete the file to publish "
-                "with this key from now on"
-            )
-        earlier = read_index(content, public, str(path)) if content else None
-        for context, records in map(attrgetter("context", "records"), record_sets):
-            data = "".join(record_set_line(context, records)).encode()
-            size, digest = len(data), hashlib.sha256(data).hexdigest()
-            _write(folder / f"{digest}.json", data, LARGEST_FILE)
-            entry = IndexEntry(context=context, sha256=digest, size=size, records=len(records))
-            entries.append(entry)
-        serial = max(int(time.time()), earlier.serial + 1 if earlier else 0)
-        text = canonical_json(SignedIndex(serial=serial, entries=tuple(entries))).encode()
-        _write(path, sign_index(text, private), LARGEST_INDEX)
+        with _held(folder):  # two at once would delete what the other names
+            _write_set(record_sets, folder, private, public)
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
+    return public
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Wait for whoever else publishes into a folder, where its file system has locks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_set(record_sets: Iterable[RecordSet], folder: Path, private: Any, public: str) -> None:
+    path, entries = folder / INDEX, []
+    content = path.read_bytes() if path.exists() else b""
+    if content and not _verifies(public, content):
+        raise StoreError(
+            f"{path} is signed by another key: name that one, or delete the file to publish "
+            "with this key from now on"
+        )
+    earlier = read_index(content, public, str(path)) if content else None
+    for context, records in map(attrgetter("context", "records"), record_sets):
+        data = "".join(record_set_line(context, records)).encode()
+        size, digest = len(data), hashlib.sha256(data).hexdigest()
+        _write(folder / f"{digest}.json", data, LARGEST_FILE)
+        entry = IndexEntry(context=context, sha256=digest, size=size, records=len(records))
+        entries.append(entry)
+    serial = max(int(time.time()), earlier.serial + 1 if earlier else 0)
+    text = canonical_json(SignedIndex(serial=serial, entries=tuple(entries))).encode()
+    _write(path, sign_index(text, private), LARGEST_INDEX)
     named = {entry.file for entry in (*entries, *(earlier.entries if earlier else ()))}
     for file in folder.iterdir():
         if _FILE.fullmatch(file.name) and file.name not in named:
             file.unlink(missing_ok=True)
-    return public

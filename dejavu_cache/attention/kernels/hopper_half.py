@@ -85,7 +85,6 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head,
         line: the first of the half's rows to merge.
         count: rows of the half.
         first: token of the half's first row.
-        kv_head: the KV head.
         PARTS: partial results to load at a time.
         AT_ONCE: rows to merge.
         KIND: the binary's.

@@ -65,7 +65,6 @@ class Answer:
     """A part of a context at one revision.
 
     Attributes:
-        revision: The revision.
         body: JSON; None if the context lacks this part.
         is_gzipped: Whether the body is compressed.
     """

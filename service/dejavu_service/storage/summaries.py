@@ -94,7 +94,6 @@ class ContextRow(NamedTuple):
 
     Attributes:
         id: The id in the database.
-        digest: The digest.
         text: The context as JSON.
         records: The number of its records.
         missing: The number of scenarios that were missed in it.
