@@ -29,14 +29,16 @@ RUN dejavu-cache prewarm --engine vllm --option model=/model ${OPTIONS} --store 
     && dejavu-cache doctor --store prewarmed:///io.vllm.cache/tuned \
     && mkdir -p /io.vllm.cache/torch_compile_cache && chmod -R go-w /io.vllm.cache
 
-# The folder and the labels are those of Model Cache Vault, by which KServe plans mounts (`mcv --extract` also asks for a
-# manifest and a summary, which only `mcv --create` writes); other pods mount the image with
-# `subPath: io.vllm.cache/tuned`. DEJAVU_CACHE_URL=prewarmed:///tuned in both.
+# The folder and the labels are those that Model Cache Vault gives an image with a tree beside vLLM's own, as hints for
+# what plans KServe's mounts (`mcv --extract` also asks for a manifest and a summary, which only `mcv --create` writes):
+# DEJAVU_CACHE_URL=prewarmed:///tuned. A KernelCache of KServe's names `ociPath: io.vllm.cache` and a `containerPath`
+# instead, and then the folder is CONTAINER_PATH/tuned. Other pods mount the image with `subPath: io.vllm.cache/tuned`.
 FROM scratch
 LABEL org.opencontainers.image.title="prewarmed Triton kernels" \
     io.kserve.km/framework="vllm" \
     io.kserve.km/cache-type="torch-compile" \
     io.kserve.km/cache-root-env="VLLM_CACHE_ROOT=/vllm-cache" \
     io.kserve.km/cache-mount-subpath="torch_compile_cache" \
-    io.kserve.km/cache-mounts='[{"subPath":"tuned","absPath":"/tuned"}]'
+    io.kserve.km/cache-mounts='[{"subPath":"tuned","absPath":"/tuned"}]' \
+    io.kserve.km/split-cache-capture="true"
 COPY --from=prewarm /io.vllm.cache /io.vllm.cache
