@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,3 +88,14 @@ def test_each_kind_of_plain_weights_is_multiplied_once(monkeypatch: pytest.Monke
     layers = (16, False), (24, False), (32, True)
     expected = [(*each, count) for each in layers for count in (11, 9, 8, 6, 5, 4, 3, 2, 1)]
     assert seen == [*expected, (40, False, 2), (40, False, 1), "waited"]
+
+
+def test_plug_ins_of_logits_are_looked_for_before_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+    loader = SimpleNamespace(cached_load_custom_logitsprocs=loaded.append)
+    monkeypatch.setitem(sys.modules, "vllm.v1.sample.logits_processor", loader)
+    for chosen in (None, ["module:Class"]):
+        processor = type("InputProcessor", (SimpleNamespace,), {})
+        plugin.find_logits_processors(SimpleNamespace(InputProcessor=processor))
+        processor(model_config=SimpleNamespace(logits_processors=chosen))
+    assert loaded == [None, ("module:Class",)]

@@ -243,29 +243,19 @@ NOT_DONE = "use_mla", "use_sparse", "use_mm_prefix", "use_per_head_quant_scales"
 def accepted_configuration() -> dict[str, Any]:
     from vllm.platforms.interface import DeviceCapability
 
-    return {
-        "head_size": 128,
-        "dtype": torch.bfloat16,
-        "kv_cache_dtype": "fp8",
-        "block_size": 16,
-        "has_sink": True,
-        "device_capability": DeviceCapability(9, 0),
-        "attn_type": "decoder",
-        **dict.fromkeys(NOT_DONE, False),
-    }
+    accepted: dict[str, Any] = dict.fromkeys(NOT_DONE, False)
+    accepted |= {"head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "fp8"}
+    accepted |= {"block_size": 16, "has_sink": True, "attn_type": "decoder"}
+    return accepted | {"device_capability": DeviceCapability(9, 0)}
 
 
 def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> None:
     accepted = accepted_configuration()
     assert backend.validate_configuration(**accepted) == []
-    refused = {
-        "head_size": 512,
-        "kv_cache_dtype": "nvfp4",
-        "block_size": 8,
-        **dict.fromkeys((*NOT_DONE, "use_non_causal"), True),
-        "device_capability": accepted["device_capability"]._replace(major=7, minor=5),
-        "attn_type": "encoder",
-    }
+    refused: dict[str, Any] = dict.fromkeys((*NOT_DONE, "use_non_causal"), True)
+    refused |= {"head_size": 512, "kv_cache_dtype": "nvfp4", "block_size": 8}
+    older = accepted["device_capability"]._replace(major=7, minor=5)
+    refused |= {"attn_type": "encoder", "device_capability": older}
     for name, value in refused.items():
         assert len(backend.validate_configuration(**{**accepted, name: value})) == 1, name
     accepted["kv_cache_dtype"] = "bfloat16"
@@ -333,11 +323,8 @@ def test_every_attribute_that_vllm_knows_is_the_backend_s_or_inherited_on_purpos
 ) -> None:
     from vllm.v1.attention import backend as bases
 
-    own = [
-        (backend, bases.AttentionBackend),
-        (make(), bases.AttentionImpl),
-        (backend.get_builder_cls(), bases.AttentionMetadataBuilder),
-    ]
+    builder = backend.get_builder_cls(), bases.AttentionMetadataBuilder
+    own = [(backend, bases.AttentionBackend), (make(), bases.AttentionImpl), builder]
     for ours, base in own:
         kind = ours if isinstance(ours, type) else type(ours)
         parents = [parent for parent in base.__mro__ if parent.__module__ == bases.__name__]

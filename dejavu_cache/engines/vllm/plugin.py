@@ -60,10 +60,8 @@ def multiply_once(worker: Any) -> None:
     """Multiply by each kind of a model's plain weights, for numbers of tokens up to a full step's.
 
     CUDA loads each kernel of cuBLAS at its first launch, in milliseconds of a first prompt. Other
-    numbers may have other kernels. Torch keeps the memory, as it does after a full step.
-
-    Args:
-        worker: vLLM's, which has captured its graphs: that frees what torch keeps.
+    numbers may have other kernels. Torch keeps the memory, as it does after a full step, if the
+    worker has captured its graphs before: that frees what torch keeps.
     """
     import torch
 
@@ -86,12 +84,9 @@ def multiply_once(worker: Any) -> None:
 
 
 def follow_worker(worker_module: Any) -> None:
-    """Have the worker warm its layers up, and serve when it has captured its graphs.
+    """Have the worker of vLLM 0.22 to 0.33 warm its layers up, and serve after capturing graphs.
 
     vLLM's own kernels come from prewarmed folders too, and what they are compiled for is recorded.
-
-    Args:
-        worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
     """
     is_prewarmed = use_prewarmed_binaries()
     for package in ("vllm", "dejavu_cache"):
@@ -135,17 +130,32 @@ def follow_worker(worker_module: Any) -> None:
     worker.compile_or_warm_up_model = compile_or_warm_up_model
 
 
+def find_logits_processors(processor_module: Any) -> None:
+    """Have vLLM look for plug-ins of logits as it starts, not 10 ms long in its first request."""
+    create = processor_module.InputProcessor.__init__
+
+    def create_and_find(processor: Any, *args: Any, **kwargs: Any) -> None:
+        create(processor, *args, **kwargs)
+        with suppress(Exception):  # another vLLM, or a plug-in that fails: the request says so
+            from vllm.v1.sample.logits_processor import cached_load_custom_logitsprocs
+
+            chosen = processor.model_config.logits_processors
+            cached_load_custom_logitsprocs(chosen and tuple(chosen))
+
+    processor_module.InputProcessor.__init__ = create_and_find
+
+
 BACKEND = "dejavu_cache.engines.vllm.backend.DejavuAttentionBackend"
 
 
 def register() -> None:
-    """Offer the attention backend as `CUSTOM`; replace `triton.autotune` if it is wanted.
+    """Offer the attention backend as `CUSTOM`; replace `triton.autotune` if the settings say so.
 
     vLLM calls this in each of its processes, through the entry-point group `vllm.general_plugins`.
-    It replaces `triton.autotune` if `DEJAVU_CACHE_INSTALL=1`.
     """
     _register_backend()
     after_import("vllm.v1.worker.gpu_worker", follow_worker)
+    after_import("vllm.v1.engine.input_processor", find_logits_processors)
     if current_settings().install:
         from ...installation.autotune_replacement import install
 
