@@ -85,16 +85,17 @@ _counting = ForkLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have the BLAS of NumPy 2 use no other core: all of its threads wait while one is busy.
+    """Have NumPy's OpenBLAS use no other core: all of its threads wait while one is busy.
 
     A model that takes 30 ms took 500 on 16 cores while a C compiler ran.
     """
     blas = ctypes.CDLL(np.linalg._umath_linalg.__file__)
-    get_count = getattr(blas, "scipy_openblas_get_num_threads64_", lambda: 1)
-    set_count = getattr(blas, "scipy_openblas_set_num_threads64_", lambda count: None)
     with _counting, ExitStack() as at_end:
-        at_end.callback(set_count, get_count())
-        set_count(1)
+        for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_"):
+            if hasattr(blas, name.format("set")):
+                set_count = getattr(blas, name.format("set"))
+                at_end.callback(set_count, getattr(blas, name.format("get"))())
+                set_count(1)
         yield
 
 

@@ -155,8 +155,7 @@ class LocalHost:
         self.worker = Worker(
             "dejavu_cache.sweep.worker",
             spec,
-            # The predictor's matrices are small: threads would spin beside the measurements.
-            {"OPENBLAS_NUM_THREADS": "1", **os.environ, **(environment or {})},
+            {**os.environ, **(environment or {})},
             grace=GRACE,
             patience=patience,
         )

@@ -109,13 +109,7 @@ def device_failure_of(error: BaseException) -> Failure | None:
 
 
 def failed_measurement(config: Config, failure: Failure, seconds: float = 0.0) -> Measurement:
-    """Return a config's failure as a measurement that this machine made now.
-
-    Args:
-        config: the config.
-        failure: its failure.
-        seconds: the time that the measurement took.
-    """
+    """Return a config's failure as a measurement that this machine made now."""
     return Measurement(
         config=config, failure=failure, at=now(), by=whoami(), seconds=round(seconds, 3)
     )
@@ -224,10 +218,6 @@ def compile_ahead(
     Those that take longest begin early: else one of them would run alone at the end. The default
     config begins first, since the others are compared with it. Compilations that have not started
     when the context ends are cancelled.
-
-    Args:
-        launch: the launch.
-        configs: those of its configs that are compiled.
 
     Yields:
         The candidates by config, in order; None where the first launch compiles the config, since

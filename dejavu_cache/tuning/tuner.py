@@ -73,10 +73,6 @@ class ConfigLaunch(TimedLaunch):
     The autotuner's hooks, which save, zero and restore arguments, run at benchmarks alone, and
     their time would hide the difference of two short configs. So only what an ordinary launch runs
     is timed.
-
-    Args:
-        launch: the launch.
-        config: the `triton.Config`.
     """
 
     def __init__(self, launch: CandidateLaunch, config: Any) -> None:

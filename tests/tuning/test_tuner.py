@@ -1,5 +1,6 @@
 """How configs are measured: what is measured again, in which order, within which budget."""
 
+import gc
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from support.records import first_record
 
 from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.runtime.tune import sparing_collections
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.device_timer import DeviceTimer, Effort, Sample, TimedLaunch
@@ -294,3 +296,11 @@ def test_a_budget_without_numpy_takes_the_first_configs(
     launch(clock.kernel(configs=config_space({"BLOCK": [16, 32, 64]}), tune_configs=2), 100)
     assert clock.asked == [16, 32]
     assert "the first 2 of 3 configs are measured, since NumPy" in caplog.text
+
+
+def test_a_tune_leaves_what_is_older_to_later_collections_of_garbage() -> None:
+    with sparing_collections():
+        with sparing_collections():
+            pass
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
