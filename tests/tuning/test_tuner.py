@@ -79,7 +79,6 @@ def test_the_first_measurement_of_a_close_race_does_not_decide() -> None:
 
 
 def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one() -> None:
-    """And only that, among those that were close; by then it is another one that is faster."""
     clock = Clock({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4)
     with pytest.raises(KeyboardInterrupt):
         launch(racing(clock), 100)
@@ -300,7 +299,5 @@ def test_a_budget_without_numpy_takes_the_first_configs(
 
 def test_a_tune_leaves_what_is_older_to_later_collections_of_garbage() -> None:
     with sparing_collections():
-        with sparing_collections():
-            pass
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
