@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
@@ -96,7 +95,7 @@ def tune(
     patience = 0.0 if _tuning.is_own() else wait
     lease = records.tiers.lease(context, scenario, wait=patience)
     # The lease first: while this thread waits for another process, other kernels may be tuned.
-    with lease as is_leased, _tuning, sparing_collections():
+    with lease as is_leased, _tuning:
         suspects = find_suspects(context, scenario)
         found = records.look_up(context, scenario, fresh=True)
         record = found.record if found else Record(scenario=scenario)
@@ -118,19 +117,6 @@ def tune(
         ):
             return rules.trusted_choice(request, found), 0
         return Tune(request, record, records, suspects, parent).run(due, avoided)
-
-
-@contextmanager
-def sparing_collections() -> Iterator[None]:
-    """Have Python look for garbage among new objects only: all of torch's take it 0.15 s."""
-    if gc.get_freeze_count():  # a program has done so, and would lose it at the end
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class Tune:

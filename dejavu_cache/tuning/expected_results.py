@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PIECE = 2**22
+PIECE = 2**20
 """Number of elements that are looked at together."""
 
 MEMORY_SHARE = 0.5
