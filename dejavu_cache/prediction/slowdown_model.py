@@ -105,10 +105,10 @@ KnownRecord = tuple[Environment, Record]
 
 def expect_saving(
     asked: Point, rivals: Mapping[Config, int | None], records: Sequence[KnownRecord]
-) -> Saving | None:
-    """Predict what launches save once tuned, by their config's times and its rivals' slowdowns.
+) -> tuple[Saving, float] | None:
+    """Predict what a launch saves once tuned, and the milliseconds that it takes until then.
 
-    None: no record has a time of the config.
+    None: no record has a time of its config.
     """
     points, times, seconds = list[Point](), list[float](), list[float]()
     for environment, record in records:
@@ -118,19 +118,19 @@ def expect_saving(
         programs = own.resources.programs if own.resources else None
         points.append(Point(environment, record.scenario, asked.config, programs))
         times.append(math.log(own.median or 0.0))
-        spent = sum(entry.seconds for entry in record.measurements)
-        seconds.append(min(spent, math.exp(LONGEST)))
+        seconds.append(sum(entry.seconds for entry in record.measurements))
     if not points:
         return None
     time, error = _expect_last([*points, asked], np.array(times))
     configs = {asked.config: asked.programs} | dict(rivals)
     gains, errors = SlowdownModel(*asked[:2], configs, records).gains_over(asked.config)
     best = int(gains.argmax())
-    return Saving(
+    saving = Saving(
         expected=_time_lost(time, gains[best]),
         at_least=_time_lost(time - SURELY * error, gains[best] - SURELY * errors[best]),
-        takes=statistics.median(seconds),
+        takes=min(statistics.median(seconds), math.exp(LONGEST)),
     )
+    return saving, math.exp(max(min(time, LONGEST), -LONGEST))
 
 
 def _time_lost(time: float, slowdown: float) -> float:

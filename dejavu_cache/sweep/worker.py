@@ -11,7 +11,6 @@ from threading import Event, current_thread, local
 from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
-from ..model.record import Measurement
 from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
 from ..prewarm.build import CompileJob, Compiler, PrewarmSpec
@@ -136,7 +135,7 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._launches = None if spec.misses is None else dict(spec.misses)
+        self._missed = None if spec.misses is None else dict(spec.misses)
         self._loss = spec.loss
         suite = load_suite(spec.suite)
         cases = suite.load_cases(spec.options)
@@ -144,7 +143,7 @@ class SweepWorker:
             raise SettingsError(
                 "Triton finds no GPU here: sweep on the machine that the results are for"
             )
-        made = _cases_of_misses(suite, self._launches or ())
+        made = _cases_of_misses(suite, self._missed or ())
         self._cases = {case.name: case for case in (*made, *cases)}
         self.journal = Journal(open_patiently(spec.store))
         self._known = KnownRecords(TieredStore([self.journal]))
@@ -178,14 +177,14 @@ class SweepWorker:
             update = {"kernel": missed.kernel, "device": missed.device, "scenario": str(scenario)}
             key = f"{context.digest}/{scenario.digest}"
             outcome = outcome.model_copy(update={**update, "key": key})
-            if self._launches is not None and missed not in self._launches:
+            if self._missed is not None and missed not in self._missed:
                 changes: dict[str, Any] = {"status": "unwanted"}
             else:
                 changes = self._outcome_of(job, subject)
                 if job.worth:
                     changes["worth"] = self._add_saved(job.worth, subject)
-                elif self._launches and isinstance(subject, Request):
-                    changes["worth"] = self._predict(subject, self._launches[missed])
+                elif self._missed and isinstance(subject, Request):
+                    changes["worth"] = self._predict(subject, self._missed[missed])
         except NoValidConfigError as error:
             changes = {"message": str(error)}
         except Exception as error:
@@ -210,7 +209,8 @@ class SweepWorker:
             return self._measure(job, subject)
         record = current_record(subject, self.journal)
         best = rules.best_config(subject, record)
-        is_new = best is not None and _time_in_case(record.by_config[best], job.case) is None
+        cases = record.by_config[best].cases if best else None  # None: the timing is of all
+        is_new = cases is not None and job.case not in cases
         is_due = rules.has_work(subject, record) or not (
             best is None or record.pinned or rules.is_trusted(subject, record, best)
         )
@@ -222,22 +222,23 @@ class SweepWorker:
                 self._compiler.begin(job.case, launch, search.ask(BATCHES_EARLY))
         return {"status": "due" if is_due or is_new else "known"}
 
-    def _predict(self, request: Request, launches: int) -> Worth:
-        """Predict what a tune would have saved launches of the config that runs without one."""
+    def _predict(self, request: Request, missed: MissCount) -> Worth:
+        """Return what a tune would have saved launches, by their program or by records of now."""
         near = self._known.near_a_launch(request)
         runs = describe(fall_back(request, near, uncompared=True).config)
-        near = list(self._known.neighbours(request, NEAR_A_TUNE))
-        saving = UntunedLaunch.of(request, runs, near).predict_saving()
-        return Worth.of(MissCount(launches, saving), runs)
+        if missed.saving is None:
+            near = list(self._known.neighbours(request, NEAR_A_TUNE))
+            predicted = UntunedLaunch.of(request, runs, near).predict_saving()
+            missed = missed._replace(saving=predicted and predicted[0])
+        return Worth.of(missed, runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
         """Add what a tune would have saved, if it has measured what ran and has a winner."""
         stored = self.journal.get(subject.context, subject.scenario)
         if stored is None or stored.record.winner is None:
             return worth
-        times: dict[Config | None, float | None] = {}
-        times.update((entry.config, entry.median) for entry in stored.record.measurements)
-        before, after = times.get(worth.runs), times.get(stored.record.winner.config)
+        times = {entry.config: entry.median for entry in stored.record.measurements}
+        before, after = worth.runs and times.get(worth.runs), times.get(stored.record.winner.config)
         saved = worth.launches * (before - after) / 1e3 if before and after else None
         return worth.model_copy(update={"saved": saved})
 
@@ -271,11 +272,6 @@ def _cases_of_misses(suite: Suite, misses: Iterable[MissedScenario]) -> Iterator
                 yield from suite.cases_for(miss.kernel, miss.scenario)
             except SettingsError as error:  # the scenario may be one of older code
                 warn_once(f"{miss}", f"no case of {miss.kernel}{miss.scenario}: {error}")
-
-
-def _time_in_case(measurement: Measurement, case: str) -> float | None:
-    """Return the time that a record has of a config in a case, or None."""
-    return measurement.median if measurement.cases is None else measurement.cases.get(case)
 
 
 def _device_works() -> bool:

@@ -17,7 +17,7 @@ from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.hosts import LocalHost, SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.triton_internals.config_names import describe
-from dejavu_cache.tuning.device_timer import FULL, DeviceTimer, TimedLaunch
+from dejavu_cache.tuning.device_timer import FULL, DeviceTimer, LaunchSample, TimedLaunch
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +52,14 @@ def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
     # Other processes may share the GPU: a wrong unit or a launch too many is what this would show.
     assert sample.quantiles([0.5])[0] == pytest.approx(theirs, rel=0.5)
     assert len(timer.sample(TimedLaunch(call), FULL, limit=0.0).times) == 1
+    one = LaunchSample()
+    one.read()
+    while one.tries:
+        with one.time_next():
+            call()
+    torch.cuda.synchronize()
+    one.read()
+    assert one.milliseconds == pytest.approx(theirs, rel=0.5)
 
 
 @pytest.mark.parametrize("method", ["cudagraph-cold", "cudagraph-warm"])
@@ -95,15 +103,9 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_
     context, record = first_record(open_store(str(tmp_path)))
     assert context.problem.method == method
     assert len(record.measurements) == len(configs)
-    failures = {
-        measurement.config.params.get("BLOCK_K"): measurement.failure.kind
-        for measurement in record.measurements
-        if measurement.failure
-    }
-    assert failures == {128: "out_of_resources", 32: "compile_error"}
-    best = min(
-        measurement.median for measurement in record.measurements if measurement.median is not None
-    )
+    kinds = {m.config.params["BLOCK_K"]: m.failure.kind for m in record.measurements if m.failure}
+    assert kinds == {128: "out_of_resources", 32: "compile_error"}
+    best = min(entry.median for entry in record.measurements if entry.median is not None)
     won = record.by_config[describe(kernel.best_config)]
     assert won.median is not None
     assert won.median <= best * 1.03
