@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import cache, partial
-from itertools import cycle, permutations, product
+from itertools import cycle, permutations
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,33 +223,31 @@ RUNS = ("a default", "what is predicted in its place")
 """What launches run whose saving is predicted; elsewhere, only defaults are surely run."""
 
 
-def save(runs: str, is_timed: bool, situation: str, gpu: str, kernel: str, number: int) -> Save:
-    """Predict what launches save of what they run, maybe timed by a program; say what they do."""
+def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
+    """Predict what launches save of what they run, and say what they do."""
     environment, record = read_tables()[gpu, kernel][number]
     rows = known_of(situation, gpu, kernel, number)
     rows.sort(key=lambda row: distance(record.scenario, row[1].scenario))
     config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
     if runs != RUNS[0]:
         config = choose(config, situation, gpu, kernel, number) or config
-    near, times = rows[: NEAR_A_LAUNCH if is_timed else NEAR_A_TUNE], times_of(record)
+    near, times = rows[:NEAR_A_TUNE], times_of(record)
     counts = {e.config: e.resources and e.resources.programs for e in record.measurements}
     rivals = find_rivals((other for _, other in near), MOST_RIVALS)
     programs = {rival: counts[rival] for rival in rivals if rival in counts}
     asked = Point(environment, record.scenario, config, counts[config])
-    predicted = expect_saving(asked, programs, near)
-    assert predicted is not None
-    saving = predicted[0].scale(times[config] / predicted[1] if is_timed else 1.0)
+    saving = expect_saving(asked, programs, near)
+    assert saving is not None
     return Save(saving.expected, saving.at_least, times[config] - min(times.values()))
 
 
 def report_savings(pool: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
     cells = [(RUNS[0], situation) for situation in SITUATIONS[:3]] + [(RUNS[1], SITUATIONS[0])]
     report: dict[str, Any] = {}
-    for (runs, situation), is_timed in product(cells, (False, True)):
-        saves = list(pool.map(partial(save, runs, is_timed, situation), *columns, chunksize=4))
-        name = f"{runs}, {'timed by the program' if is_timed else 'its time predicted'}"
-        report.setdefault(name, {})[situation] = summarize_saves(saves)
-        print("what a tune saves of", name, situation, report[name][situation], flush=True)
+    for runs, situation in cells:
+        saves = list(pool.map(partial(save, runs, situation), *columns, chunksize=4))
+        report.setdefault(runs, {})[situation] = summarize_saves(saves)
+        print("what a tune saves of", runs, situation, report[runs][situation], flush=True)
     return report
 
 

@@ -25,11 +25,6 @@ class Saving(BaseModel, frozen=True):
     at_least: _Amount
     takes: _Amount
 
-    def scale(self, factor: float) -> Saving:
-        """Return what launches save that take so many times as long as was expected."""
-        expected, at_least = (min(own * factor, 1e9) for own in (self.expected, self.at_least))
-        return Saving(expected=expected, at_least=at_least, takes=self.takes)
-
 
 class MissCount(NamedTuple):
     """Launches that found no record, and what a tune would save each; None if that is unknown."""

@@ -105,10 +105,10 @@ KnownRecord = tuple[Environment, Record]
 
 def expect_saving(
     asked: Point, rivals: Mapping[Config, int | None], records: Sequence[KnownRecord]
-) -> tuple[Saving, float] | None:
-    """Predict what a launch saves once tuned, and the milliseconds that it takes until then.
+) -> Saving | None:
+    """Predict what launches save once tuned, by their config's times and its rivals' slowdowns.
 
-    None: no record has a time of its config.
+    None: no record has a time of the config.
     """
     points, times, seconds = list[Point](), list[float](), list[float]()
     for environment, record in records:
@@ -125,12 +125,11 @@ def expect_saving(
     configs = {asked.config: asked.programs} | dict(rivals)
     gains, errors = SlowdownModel(*asked[:2], configs, records).gains_over(asked.config)
     best = int(gains.argmax())
-    saving = Saving(
+    return Saving(
         expected=_time_lost(time, gains[best]),
         at_least=_time_lost(time - SURELY * error, gains[best] - SURELY * errors[best]),
         takes=min(statistics.median(seconds), math.exp(LONGEST)),
     )
-    return saving, math.exp(max(min(time, LONGEST), -LONGEST))
 
 
 def _time_lost(time: float, slowdown: float) -> float:

@@ -289,8 +289,8 @@ class UntunedLaunch(NamedTuple):
         programs = {config: count(config) for config in request.declared if config in rivals}
         return cls(request.context, request.scenario, runs, programs, near)
 
-    def predict_saving(self) -> tuple[Saving, float] | None:
-        """Return what `expect_saving` says of the launch, or None, also where NumPy is missing."""
+    def predict_saving(self) -> Saving | None:
+        """Return what a tune saves the launch; None: nothing says it, or NumPy is not there."""
         try:
             from ..prediction.features import Point
             from ..prediction.slowdown_model import expect_saving

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -146,13 +145,7 @@ class Launch:
             if launched is not None:
                 return launched
             note_compilation(autotuner._name)
-        resolution, sample = chosen.resolution, None
-        if resolution and not (resolution.final or self.kwargs.get("warmup")):
-            sample = autotuner.resolver(resolution.not_stored).sample(resolution)
-        with sample.time_next() if sample else nullcontext():
-            result = self._run_config(chosen)
-        if sample and sample.tries:  # the next launch comes this way, too
-            chosen = chosen._replace(until=0.0)
+        result = self._run_config(chosen)
         if chosen.resolution is not None:
             scenario, compiled = chosen.resolution.scenario, autotuner._compiled
             if scenario in compiled or len(compiled) < _MOST_COMPILED:

@@ -25,7 +25,6 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
 from ..triton_internals.generated_code import find_other_code, has_equal_code
 from ..triton_internals.identity import is_decorated_alike
-from ..tuning.device_timer import LaunchSample
 from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
@@ -68,21 +67,12 @@ class Missed:
     Attributes:
         launches: counts them by `next`, which is one step even with many threads.
         reported: how many were reported.
-        predicted: what a tune would save each, and its milliseconds; None if unknown by now.
-        sample: what one of them took.
+        saving: what a tune would save each, as predicted once; None if nothing says it by now.
     """
 
     launches: Iterator[int] = field(default_factory=lambda: count(1))
     reported: int = 0
-    predicted: tuple[Saving, float] | None = None
-    sample: LaunchSample = field(default_factory=LaunchSample)
-
-    @property
-    def latest_saving(self) -> Saving | None:
-        """What a tune would save each, by what is known by now."""
-        saving, expected = self.predicted or (None, 1.0)
-        took = self.sample.milliseconds
-        return saving.scale(took / expected) if saving and took else saving
+    saving: Saving | None = None
 
 
 _MissReport = tuple[TieredStore, UntunedLaunch, Missed, int]
@@ -93,12 +83,13 @@ class _MissReporter(WriterThread[_MissReport]):
     """Reports misses with what a tune would save, so that no launch waits for that prediction."""
 
     def write(self, items: list[_MissReport]) -> None:
+        # Its own time: what launches take of the interpreter in between leaves no miss unpredicted.
         until = time.thread_time() + (PREDICTING_AT_END if self._hurries else PREDICTING)
         for tiers, launch, missed, launches in items:
             with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
                 if time.thread_time() < until:
-                    missed.predicted = launch.predict_saving()
-            tiers.miss(launch.context, launch.scenario, MissCount(launches, missed.latest_saving))
+                    missed.saving = launch.predict_saving()
+            tiers.miss(launch.context, launch.scenario, MissCount(launches, missed.saving))
 
 
 MISSES_WAIT, PREDICTING, PREDICTING_AT_END = 1.0, 0.1, 1.0
@@ -320,15 +311,13 @@ class Resolver(Finisher):
                 at_program_end(self)
             scenario = request.context, request.scenario
             missed = self._missed.setdefault(scenario, Missed())
-            if near and self.store.remote:
-                missed.sample.read()
             if (launches := next(missed.launches)) >= 2 * missed.reported:
                 new, missed.reported = launches - missed.reported, launches
-                if fallback and near and self.store.remote and missed.predicted is None:
+                if fallback and near and self.store.remote and missed.saving is None:
                     launch = UntunedLaunch.of(request, describe(fallback.config), near)
                     _reporter.add((self.store, launch, missed, new))
                 else:
-                    self.store.miss(*scenario, MissCount(new, missed.latest_saving))
+                    self.store.miss(*scenario, MissCount(new, missed.saving))
 
     def note_look_up(self, request: Request, fallback: Resolution) -> None:
         """Count a look-up without a launch that found no record, like a launch."""
@@ -340,18 +329,12 @@ class Resolver(Finisher):
         missed = take((request.context, request.scenario), None)
         return missed.launches if missed else count(1)
 
-    def sample(self, resolution: Resolution) -> LaunchSample | None:
-        """Return what times a launch of what a resolution runs; None: nobody asks."""
-        missed = self._missed.get((resolution.context, resolution.scenario))
-        return missed.sample if missed and missed.sample.tries else None
-
     def finish(self, seconds: float) -> None:
         """Report the launches since the last reports."""
         with self._missing:
             for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
-                missed.sample.read()
                 if launches := next(missed.launches) - 1 - missed.reported:
-                    self.store.miss(*scenario, MissCount(launches, missed.latest_saving))
+                    self.store.miss(*scenario, MissCount(launches, missed.saving))
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"

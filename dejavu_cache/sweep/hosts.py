@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..errors import SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
-from ..model.worth import MissCount, Worth
+from ..model.worth import Worth
 from ..system.workers import Worker, WorkerLostError
 from .journal import hand_over_what_is_left
 
@@ -36,14 +36,14 @@ class SweepSpec(FrozenModel):
         suite: the suite as `load_suite` takes it.
         options: the suite's options by name.
         store: URL of the store to read and write.
-        misses: if not None, only these scenarios are measured; each with what programs say of it.
+        misses: if not None, only these scenarios are measured; each with its launches.
         loss: the share by which a config that is not measured may be faster; 0 measures all.
     """
 
     suite: str
     options: Mapping[str, str] = Field(default_factory=dict)
     store: str
-    misses: tuple[tuple[MissedScenario, MissCount], ...] | None = None
+    misses: tuple[tuple[MissedScenario, int], ...] | None = None
     loss: float = 0.0
 
 

@@ -135,7 +135,7 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._missed = None if spec.misses is None else dict(spec.misses)
+        self._launches = None if spec.misses is None else dict(spec.misses)
         self._loss = spec.loss
         suite = load_suite(spec.suite)
         cases = suite.load_cases(spec.options)
@@ -143,7 +143,7 @@ class SweepWorker:
             raise SettingsError(
                 "Triton finds no GPU here: sweep on the machine that the results are for"
             )
-        made = _cases_of_misses(suite, self._missed or ())
+        made = _cases_of_misses(suite, self._launches or ())
         self._cases = {case.name: case for case in (*made, *cases)}
         self.journal = Journal(open_patiently(spec.store))
         self._known = KnownRecords(TieredStore([self.journal]))
@@ -177,14 +177,14 @@ class SweepWorker:
             update = {"kernel": missed.kernel, "device": missed.device, "scenario": str(scenario)}
             key = f"{context.digest}/{scenario.digest}"
             outcome = outcome.model_copy(update={**update, "key": key})
-            if self._missed is not None and missed not in self._missed:
+            if self._launches is not None and missed not in self._launches:
                 changes: dict[str, Any] = {"status": "unwanted"}
             else:
                 changes = self._outcome_of(job, subject)
                 if job.worth:
                     changes["worth"] = self._add_saved(job.worth, subject)
-                elif self._missed and isinstance(subject, Request):
-                    changes["worth"] = self._predict(subject, self._missed[missed])
+                elif self._launches and isinstance(subject, Request):
+                    changes["worth"] = self._predict(subject, self._launches[missed])
         except NoValidConfigError as error:
             changes = {"message": str(error)}
         except Exception as error:
@@ -222,15 +222,13 @@ class SweepWorker:
                 self._compiler.begin(job.case, launch, search.ask(BATCHES_EARLY))
         return {"status": "due" if is_due or is_new else "known"}
 
-    def _predict(self, request: Request, missed: MissCount) -> Worth:
-        """Return what a tune would have saved launches, by their program or by records of now."""
+    def _predict(self, request: Request, launches: int) -> Worth:
+        """Predict what a tune would have saved launches of the config that runs without one."""
         near = self._known.near_a_launch(request)
         runs = describe(fall_back(request, near, uncompared=True).config)
-        if missed.saving is None:
-            near = list(self._known.neighbours(request, NEAR_A_TUNE))
-            predicted = UntunedLaunch.of(request, runs, near).predict_saving()
-            missed = missed._replace(saving=predicted and predicted[0])
-        return Worth.of(missed, runs)
+        near = list(self._known.neighbours(request, NEAR_A_TUNE))
+        saving = UntunedLaunch.of(request, runs, near).predict_saving()
+        return Worth.of(MissCount(launches, saving), runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
         """Add what a tune would have saved, if it has measured what ran and has a winner."""

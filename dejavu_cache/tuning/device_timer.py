@@ -2,14 +2,11 @@
 
 import math
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple
-
-from ..triton_internals.environment import is_capturing_graph, is_interpreting
 
 
 class TimedLaunch:
@@ -321,45 +318,3 @@ class DeviceTimer:
     def _clear(self, times: int) -> None:
         for _ in range(times):
             self._driver.clear_cache(self._cache)
-
-
-DELAY, TRIES = 400_000, 3
-"""Cycles, 0.2 ms at 2 GHz, in which a host queues a compiled launch, which takes it 0.1 ms; and
-launches of which one is expected to be compiled."""
-
-
-class LaunchSample:
-    """The milliseconds of one of a program's launches, for which nobody waits, and tries left."""
-
-    tries = 0
-    milliseconds: float | None = None
-    _events: tuple[Any, Any] | None = None
-
-    @contextmanager
-    def time_next(self) -> Iterator[None]:
-        """Time a launch behind a delay, if the device comes to it after all was queued."""
-        torch: Any = sys.modules.get("torch")
-        events, self.tries = None, self.tries - 1
-        with suppress(AttributeError, RuntimeError):  # private to PyTorch, and may go or change
-            if torch.cuda.is_initialized() and not (is_interpreting() or is_capturing_graph()):
-                torch.cuda._sleep(DELAY)
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                events = begin, end
-        yield
-        if events:
-            end.record()
-            if not begin.query():
-                self._events, self.tries = events, 0
-
-    def read(self) -> None:
-        """Read what the launch took, if it has ended; if there is none, time later ones.
-
-        Threads that launch call it: in another one, it could break a capture.
-        """
-        if self._events is None:
-            self.tries = TRIES
-        elif not is_capturing_graph():
-            begin, end = self._events
-            with suppress(RuntimeError):  # the device has failed
-                self.milliseconds = begin.elapsed_time(end) if end.query() else None

@@ -123,7 +123,8 @@ def test_explain_tells_what_was_measured_and_from_what_is_predicted(tmp_path: Pa
     assert [str(each) for each in near.differences] == ["args.n: 128 recorded, 256 wanted"]
     assert near.recorded_for.args["n"] == 128
     assert "time: 1 ms" in str(near)
-    assert re.search(r"predicted from 1 record to save \d\d% of the default's time in", str(near))
+    found = r"found:  predicted from 1 record to save \d\d% of the default's time in"
+    assert re.search(found, str(near))
     launch(make(Bench([1.1, 1.0, 2.0]), store=(little := tmp_path / "little")), 128)
     far = make(store=little, mode="reuse").explain(*arguments, 128 * 64)
     assert far.how == "default"
@@ -211,10 +212,6 @@ def test_what_a_tune_saves_is_predicted_without_another_read(tmp_path: Path) -> 
     kernel.home.get = None
     resolver._reporter.finish(60.0)
     assert None not in (saving for _, saving in reports)
-    missed = next(iter(kernel.resolver(None)._missed.values()))
-    assert (missed.sample.tries, missed.sample.milliseconds) == (2, None), "no device to keep busy"
-    missed.sample.milliseconds = 3 * missed.predicted[1]
-    assert missed.latest_saving.expected == pytest.approx(3 * missed.predicted[0].expected)
 
 
 @pretended

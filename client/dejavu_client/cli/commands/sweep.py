@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dejavu_cache.errors import ExitCode, SettingsError
-from dejavu_cache.model.worth import MissCount
 from dejavu_cache.system.notices import counted
 
 from ..application import app
@@ -143,14 +143,13 @@ def _spec(
         raise SettingsError(f"--tune-loss {loss}: give a share, such as 0.01")
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
-    reported: dict[MissedScenario, MissCount] = {}
+    launches: Counter[MissedScenario] = Counter()
     for miss in worklist(url) if from_misses else ():
         context = miss.context
         device = context.environment.device.name
         missed = MissedScenario(kernel=context.kernel.name, device=device, scenario=miss.scenario)
-        before = reported.get(missed, MissCount(0))
-        reported[missed] = before.plus(MissCount(miss.count, miss.saving))
-    misses = tuple(reported.items()) if from_misses else None
+        launches[missed] += miss.count
+    misses = tuple(launches.items()) if from_misses else None
     return SweepSpec(suite=suite, options=options, store=url, misses=misses, loss=loss)
 
 
@@ -190,7 +189,7 @@ def _seconds(option: str, text: str | None) -> float | None:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _without_case(misses: Sequence[tuple[MissedScenario, MissCount]], report: SweepReport) -> int:
+def _without_case(misses: Sequence[tuple[MissedScenario, int]], report: SweepReport) -> int:
     """Count misses of the suite's kernels and devices whose scenario is no case of the suite."""
     outcomes = report.outcomes.values()
     swept = {(outcome.kernel, outcome.device) for outcome in outcomes}
