@@ -8,14 +8,17 @@ import os
 import stat
 import sysconfig
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..errors import DejavuError, PrewarmError
 from ..settings import Mode, current_settings
-from ..stores import prewarmed_folders
+from ..stores import prewarmed_folders, shipped_stores
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
+from ..system.background_threads import start_thread, uninterrupted
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
 from ..triton_internals import environment
@@ -27,7 +30,6 @@ class SealedBinaries:
 
     Args:
         folder: the folder, without symbolic links in its path.
-        manifest: its manifest.
 
     Attributes:
         refused: names of files that were not as the manifest says, without their suffixes.
@@ -83,12 +85,10 @@ def use_prewarmed_binaries() -> bool:
     setting, costs compilations; the first launch reports a broken setting.
     """
     try:
-        settings = current_settings()
-        folders = prewarmed_folders(settings.url)
+        folders = prewarmed_folders(current_settings().url)
     except DejavuError:
         return False
-    if settings.mode is not Mode.OFF and not environment.is_interpreting():
-        environment.begin_digest_beside_imports()
+    prepare_launches()
     # From here on the path has no link that could be pointed elsewhere after the checks.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
     loadable = []
@@ -104,6 +104,24 @@ def use_prewarmed_binaries() -> bool:
         serve_binaries(loadable, loadable[0].manifest.host_key)
         add_compilation_listener(partial(_note_compiled, loadable))
     return bool(loadable)
+
+
+@cache
+def prepare_launches() -> None:
+    """Begin what the first launch needs, where kernels are tuned on a GPU and not by Triton."""
+    if current_settings().mode is Mode.OFF or environment.is_interpreting():
+        return
+    if environment.begin_digest_beside_imports():
+        start_thread(_read_ahead, "dejavu-cache first look")
+
+
+def _read_ahead() -> None:
+    """Find the records that packages ship, and import what predicts."""
+    environment.await_digest()  # which takes longer, and leaves Python to others
+    with suppress(Exception), uninterrupted():
+        if current_settings().shipped:
+            shipped_stores()
+        import_module("..prediction.slowdown_model", __package__)
 
 
 COMPILED: list[str] = []

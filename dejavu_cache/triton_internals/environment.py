@@ -324,13 +324,14 @@ def begin_digest() -> None:
         _begun.append(start_thread(_compute_digest, "dejavu-cache digest"))
 
 
-def begin_digest_beside_imports() -> None:
-    """Begin before any launch, if a file shows that there is a GPU.
+def begin_digest_beside_imports() -> bool:
+    """Begin before any launch, if a file shows that there is a GPU; return whether one does.
 
     Nothing asks the driver: that would initialise it, and break programs that fork later.
     """
-    if any(os.path.exists(path) for path in GPU_FILES):
+    if has_gpu := any(os.path.exists(path) for path in GPU_FILES):
         begin_digest()
+    return has_gpu
 
 
 def await_digest() -> None:
