@@ -8,7 +8,6 @@ import os
 import stat
 import sysconfig
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,6 @@ from ..errors import DejavuError, PrewarmError
 from ..settings import Mode, current_settings
 from ..stores import prewarmed_folders, shipped_stores
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
-from ..system.background_threads import start_thread, uninterrupted
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
 from ..triton_internals import environment
@@ -106,22 +104,18 @@ def use_prewarmed_binaries() -> bool:
     return bool(loadable)
 
 
-@cache
 def prepare_launches() -> None:
     """Begin what the first launch needs, where kernels are tuned on a GPU and not by Triton."""
-    if current_settings().mode is Mode.OFF or environment.is_interpreting():
-        return
-    if environment.begin_digest_beside_imports():
-        start_thread(_read_ahead, "dejavu-cache first look")
+    is_off = current_settings().mode is Mode.OFF or environment.is_interpreting()
+    if not is_off and environment.shows_gpu():
+        environment.begin_digest(_read_ahead)
 
 
 def _read_ahead() -> None:
     """Find the records that packages ship, and import what predicts."""
-    environment.await_digest()  # which takes longer, and leaves Python to others
-    with suppress(Exception), uninterrupted():
-        if current_settings().shipped:
-            shipped_stores()
-        import_module("..prediction.slowdown_model", __package__)
+    if current_settings().shipped:
+        shipped_stores()
+    import_module("..prediction.slowdown_model", __package__)
 
 
 COMPILED: list[str] = []
