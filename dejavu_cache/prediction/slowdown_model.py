@@ -71,6 +71,9 @@ of a line over sizes and of noise, beside 1 of likeness."""
 LONGEST = 20.0
 """Logarithm of a time in milliseconds, five days, beyond which none is believed."""
 
+TOGETHER = 2**13
+"""Covariances that are computed together."""
+
 TRUST = 4
 """Measurements that say as much of the errors as what was believed of them before."""
 
@@ -196,9 +199,6 @@ class SlowdownModel:
         scenario: the scenario in question.
         configs: its configs, by the programs that a launch of each runs; None where unknown.
         records: those of the kernel, of any scenario and GPU; none at all will do.
-
-    Attributes:
-        configs: the configs, in order.
     """
 
     @one_thread()
@@ -230,8 +230,9 @@ class SlowdownModel:
         self._beliefs = [Belief(np.zeros(len(asked)), before, 1.0)]
         if learned:
             center = slowdowns.mean()
-            gram = covariance(there, there) + NOISE * np.eye(len(learned))
-            gram += LEVEL * are_equal(there.scenario_numbers) * are_equal(there.machines)
+            gram = covariance(there, there)
+            gram.flat[:: len(learned) + 1] += NOISE
+            gram[are_equal(there.scenario_numbers) & are_equal(there.machines)] += LEVEL
             across, residuals = covariance(there, here), slowdowns - center
             weights = np.linalg.solve(gram, np.column_stack([across, residuals]))
             surprise = float(residuals @ weights[:, -1])
@@ -348,7 +349,19 @@ def _sample(
 
 
 def covariance(left: Points, right: Points) -> Matrix:
-    """Return the covariance of slowdowns [left, right] before anything is measured."""
+    """Return the covariance of slowdowns [left, right] before anything is measured.
+
+    Some rows at a time: the system gives large arrays new pages, which takes longer than the rest.
+    """
+    rows = max(TOGETHER // len(right.machines), 1)
+    parts = (
+        Points._make(values[start : start + rows] for values in left)
+        for start in range(0, len(left.machines), rows)
+    )
+    return np.vstack([_covariance_of_rows(part, right) for part in parts])
+
+
+def _covariance_of_rows(left: Points, right: Points) -> Matrix:
     configs = matern(left.configs, right.configs, CONFIG_SCALE)
     scenarios = matern(left.scenarios, right.scenarios, SCENARIO_SCALE)
     close = matern(left.configs, right.configs, CONFIG_SCALE / 3)

@@ -221,13 +221,7 @@ class Tune:
         search: PredictedSearch | None = None,
         earlier: Sequence[Measurement] = (),
     ) -> None:
-        """Measure configs within the budget's time.
-
-        Args:
-            configs: the configs to measure.
-            search: proposes as many other configs in place of these.
-            earlier: measurements of a tune that ended before its race.
-        """
+        """Measure configs, or as many that a search proposes, within the budget's time."""
         request, seconds = self._request, self._request.budget.seconds
         tuner = Tuner(
             request.candidate_launch(),

@@ -321,12 +321,7 @@ def begins_compilation(
 ) -> bool:
     """Return whether launches are only compiled now, and begin that for this one.
 
-    Args:
-        kernel: of Triton, with an autotuner or without.
-        grid: of the launch.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        form: what its compiled kernel depends on, if that is known.
+    `form` is what its compiled kernel depends on, if that is known.
     """
     begun = _begun.get()
     if begun is None or (form is not None and form in begun):

@@ -168,11 +168,7 @@ class Tuner:
     def tune(
         self, configs: Sequence[Config], search: PredictedSearch | None = None
     ) -> Iterator[list[Measurement]]:
-        """Measure configs and race the best.
-
-        Args:
-            configs: the configs to measure, in order.
-            search: proposes configs in place of these.
+        """Measure configs, or those that a search proposes in their place, and race the best.
 
         Yields:
             Measurements, each of which replaces what was yielded of its config before.
