@@ -13,9 +13,8 @@ from ..errors import DejavuError
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ConfigCache
-from ..settings import Mode, current_settings
+from ..runtime.prewarmed_binaries import prepare_launches
 from ..system.notices import logger, warn_once
-from ..triton_internals.environment import begin_digest_beside_imports, is_interpreting
 from ..triton_internals.hooks import replace_autotune
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, Heuristics, autotune
@@ -46,8 +45,7 @@ def install() -> None:
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
     install_inductor_pass()
     with suppress(DejavuError):  # a wrong setting is named when a kernel is decorated
-        if current_settings().mode is not Mode.OFF and not is_interpreting():
-            begin_digest_beside_imports()
+        prepare_launches()
     if late:
         logger.warning(
             "install() came too late for the modules %s: their kernels stay with triton.autotune; "

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +22,8 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 
 from .buckets import FiniteFloat
@@ -93,10 +96,21 @@ class Resources(FrozenModel):
     """Bytes of shared memory of a program."""
 
 
+def _share(values: Any, validate: ValidatorFunctionWrapHandler) -> Config:
+    """Return one object for all equal configs that are read: a kernel's records repeat them."""
+    text = repr(values)
+    if (config := _shared.get(text)) is None:
+        _shared[text] = config = validate(values)
+    return config
+
+
+_shared: WeakValueDictionary[str, Config] = WeakValueDictionary()
+
+
 class Measurement(FrozenModel):
     """One config's timing or failure, with its provenance."""
 
-    config: Config
+    config: Annotated[Config, WrapValidator(_share)]
     median: Milliseconds | None = None
     p20: Milliseconds | None = None
     p80: Milliseconds | None = None

@@ -125,11 +125,7 @@ def moment_after(earlier: datetime | None, present: datetime | None = None) -> d
     """Return the present moment, or the next one after that of an entry that is to be replaced.
 
     Of two entries, a merge keeps the later one, and another machine's clock may be ahead of this
-    one's.
-
-    Args:
-        earlier: The moment of the entry.
-        present: The present moment by another clock than this machine's.
+    one's, by which `present` may be given.
     """
     present = present or now()
     if earlier is None or earlier < present:

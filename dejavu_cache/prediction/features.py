@@ -10,7 +10,7 @@ elsewhere.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -156,10 +156,6 @@ def _unevenness(waves: float) -> float:
     return math.log2(math.ceil(waves) / waves)
 
 
-def _is_size(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-
-
 def _middle(reports: Iterable[Resources]) -> Resources | None:
     """Return the medians of what compilers reported; None if they did not."""
     rows = [(report.registers, report.spills, report.shared) for report in reports]
@@ -190,9 +186,10 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> Matrix:
 def _powers(rows: Sequence[Mapping[str, Any]]) -> Matrix:
     """Return [rows, names]: the logarithms of positive numbers; NaN where a row has none."""
     names = sorted({name for row in rows for name in row if not name.startswith("num_")})
+    values: list[list[Any]] = [[row.get(name) for name in names] for row in rows]
     powers = [
-        [math.log2(row[name]) if _is_size(row.get(name)) else math.nan for name in names]
-        for row in rows
+        [math.log2(each) if type(each) in (int, float) and each > 0 else math.nan for each in row]
+        for row in values
     ]
     return np.array(powers, dtype=float).reshape(len(rows), -1)
 

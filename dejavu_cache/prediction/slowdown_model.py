@@ -121,8 +121,7 @@ def expect_saving(
         programs = own.resources.programs if own.resources else None
         points.append(Point(environment, record.scenario, asked.config, programs))
         times.append(math.log(own.median or 0.0))
-        spent = sum(entry.seconds for entry in record.measurements)
-        seconds.append(min(spent, math.exp(LONGEST)))
+        seconds.append(sum(entry.seconds for entry in record.measurements))
     if not points:
         return None
     time, error = _expect_last([*points, asked], np.array(times))
@@ -132,7 +131,7 @@ def expect_saving(
     return Saving(
         expected=_time_lost(time, gains[best]),
         at_least=_time_lost(time - SURELY * error, gains[best] - SURELY * errors[best]),
-        takes=statistics.median(seconds),
+        takes=min(statistics.median(seconds), math.exp(LONGEST)),
     )
 
 

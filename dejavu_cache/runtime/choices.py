@@ -120,9 +120,6 @@ class ConfigCache(UserDict[Any, Any]):
     So an entry decides a launch unless this package has written it to report its own choice. A
     change by the program makes the autotuners that use the cache forget their choices.
 
-    Args:
-        entries: the program's entries.
-
     Attributes:
         users: the autotuners that use the cache.
     """

@@ -212,9 +212,6 @@ class Pruning(Answers):
 
     Triton asks once per key, and a bucket puts launches of different values under one key. What
     pruning leaves for one of them may be wrong for another.
-
-    Args:
-        autotuner: the `CachedAutotuner` whose launches are pruned.
     """
 
     def __init__(self, autotuner: Any) -> None:

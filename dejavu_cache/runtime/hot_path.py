@@ -51,11 +51,7 @@ _MOST_LAUNCHES = 1 << 16
 
 
 class HotPath:
-    """Launcher of one autotuned `triton.jit` function.
-
-    Args:
-        autotuner: the `CachedAutotuner` of the function; each launch sets its `best_config`.
-    """
+    """Launcher of one autotuned `triton.jit` function; a launch sets the tuner's `best_config`."""
 
     def __init__(self, autotuner: CachedAutotuner) -> None:
         """Set up an empty cache."""

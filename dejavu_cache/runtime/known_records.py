@@ -123,12 +123,8 @@ class KnownRecords:
     ) -> Iterator[tuple[float, Scenario]]:
         """Yield the recorded scenarios of a context with their distance, the nearest first.
 
-        They differ in numbers alone, so that a pattern finds them without parsing any.
-
-        Args:
-            context: the kernel, environment and problem of the records.
-            wanted: the scenario in question.
-            exact: key arguments that must be equal though they are numbers.
+        They differ in numbers alone, and not in those of `exact` arguments, so that a pattern finds
+        them without parsing any.
 
         Yields:
             The distance in powers of two, summed over the key arguments, and the scenario.
@@ -170,11 +166,6 @@ class KnownRecords:
 
         First are those that were measured with another Triton or on other GPUs, and are nearer
         than any in the request's own context, half of `most` at most; then these, then other ones.
-
-        Args:
-            request: the scenario in question.
-            most: how many records to read at most.
-            exact: key arguments that must be equal though they are numbers.
         """
         context, scenario = request.context, request.scenario
         near = islice(self.near(context, scenario, exact), most + 1)

@@ -9,12 +9,13 @@ import stat
 import sysconfig
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..errors import DejavuError, PrewarmError
 from ..settings import Mode, current_settings
-from ..stores import prewarmed_folders
+from ..stores import prewarmed_folders, shipped_stores
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
@@ -27,7 +28,6 @@ class SealedBinaries:
 
     Args:
         folder: the folder, without symbolic links in its path.
-        manifest: its manifest.
 
     Attributes:
         refused: names of files that were not as the manifest says, without their suffixes.
@@ -83,12 +83,10 @@ def use_prewarmed_binaries() -> bool:
     setting, costs compilations; the first launch reports a broken setting.
     """
     try:
-        settings = current_settings()
-        folders = prewarmed_folders(settings.url)
+        folders = prewarmed_folders(current_settings().url)
     except DejavuError:
         return False
-    if settings.mode is not Mode.OFF and not environment.is_interpreting():
-        environment.begin_digest_beside_imports()
+    prepare_launches()
     # From here on the path has no link that could be pointed elsewhere after the checks.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
     loadable = []
@@ -104,6 +102,20 @@ def use_prewarmed_binaries() -> bool:
         serve_binaries(loadable, loadable[0].manifest.host_key)
         add_compilation_listener(partial(_note_compiled, loadable))
     return bool(loadable)
+
+
+def prepare_launches() -> None:
+    """Begin what the first launch needs, where kernels are tuned on a GPU and not by Triton."""
+    is_off = current_settings().mode is Mode.OFF or environment.is_interpreting()
+    if not is_off and environment.shows_gpu():
+        environment.begin_digest(_read_ahead)
+
+
+def _read_ahead() -> None:
+    """Find the records that packages ship, and import what predicts."""
+    if current_settings().shipped:
+        shipped_stores()
+    import_module("..prediction.slowdown_model", __package__)
 
 
 COMPILED: list[str] = []

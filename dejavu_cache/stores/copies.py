@@ -35,7 +35,6 @@ class LocalCopies:
     """The records that one kernel's launches have looked up, in tiers of stores.
 
     Args:
-        tiers: the stores, from the nearest to the farthest.
         changed: is called with a context after a local copy has changed.
     """
 

@@ -393,12 +393,8 @@ def _remove_file(path: Path, root: Path) -> None:
 def hold_lock(path: Path, wait: float) -> Iterator[None]:
     """Hold the lock of a path; on a file system without locks, a file stands for it.
 
-    Args:
-        path: the lock's file; its folder is created.
-        wait: seconds to wait for another holder.
-
     Raises:
-        Timeout: another process still has the lock.
+        Timeout: another process still has the lock after `wait` seconds.
         OSError: the file cannot be created.
     """
     with open_folder(path.parents[1], path.parent, create=True):

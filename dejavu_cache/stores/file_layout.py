@@ -231,10 +231,7 @@ def find_places(
 ) -> Iterator[tuple[str, int]]:
     """Yield the text of each record's scenario and where the record begins, reading on as needed.
 
-    Args:
-        file: the file, just opened.
-        context: the context of the file's records.
-        wanted: the scenario in question; blocks without it are passed over. None: all are.
+    Blocks of the file without the `wanted` scenario are passed over.
 
     Raises:
         ValueError: the file has another layout, or something else than records.

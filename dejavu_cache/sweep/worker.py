@@ -11,7 +11,6 @@ from threading import Event, current_thread, local
 from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
-from ..model.record import Measurement
 from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
 from ..prewarm.build import CompileJob, Compiler, PrewarmSpec
@@ -210,7 +209,8 @@ class SweepWorker:
             return self._measure(job, subject)
         record = current_record(subject, self.journal)
         best = rules.best_config(subject, record)
-        is_new = best is not None and _time_in_case(record.by_config[best], job.case) is None
+        cases = record.by_config[best].cases if best else None  # None: the timing is of all
+        is_new = cases is not None and job.case not in cases
         is_due = rules.has_work(subject, record) or not (
             best is None or record.pinned or rules.is_trusted(subject, record, best)
         )
@@ -235,9 +235,8 @@ class SweepWorker:
         stored = self.journal.get(subject.context, subject.scenario)
         if stored is None or stored.record.winner is None:
             return worth
-        times: dict[Config | None, float | None] = {}
-        times.update((entry.config, entry.median) for entry in stored.record.measurements)
-        before, after = times.get(worth.runs), times.get(stored.record.winner.config)
+        times = {entry.config: entry.median for entry in stored.record.measurements}
+        before, after = worth.runs and times.get(worth.runs), times.get(stored.record.winner.config)
         saved = worth.launches * (before - after) / 1e3 if before and after else None
         return worth.model_copy(update={"saved": saved})
 
@@ -271,11 +270,6 @@ def _cases_of_misses(suite: Suite, misses: Iterable[MissedScenario]) -> Iterator
                 yield from suite.cases_for(miss.kernel, miss.scenario)
             except SettingsError as error:  # the scenario may be one of older code
                 warn_once(f"{miss}", f"no case of {miss.kernel}{miss.scenario}: {error}")
-
-
-def _time_in_case(measurement: Measurement, case: str) -> float | None:
-    """Return the time that a record has of a config in a case, or None."""
-    return measurement.median if measurement.cases is None else measurement.cases.get(case)
 
 
 def _device_works() -> bool:

@@ -296,7 +296,8 @@ class WorkerPool(Generic[JobT]):
             while self._idle and any(self._parts) and seconds > 0:
                 number = self._idle.pop(0)
                 busy.add(number)
-                self._inboxes[number].put(self._next_job(number))
+                own = self._parts[number]
+                self._inboxes[number].put(own.popleft() if own else max(self._parts, key=len).pop())
             can_begin = any(self._parts) and seconds > 0 and len(self.errors) < count
             if not busy and not can_begin:
                 return
@@ -319,10 +320,6 @@ class WorkerPool(Generic[JobT]):
     def put_back(self, job: JobT) -> None:
         """Have the job that was yielded last done again, by the same worker if it can."""
         self._parts[self._last].appendleft(job)
-
-    def _next_job(self, number: int) -> JobT:
-        own = self._parts[number]
-        return own.popleft() if own else max(self._parts, key=len).pop()
 
     def _serve(self, number: int, worker: _Jobber) -> None:
         """Hand jobs to one worker until there are no more."""

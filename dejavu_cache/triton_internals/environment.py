@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -318,29 +318,30 @@ def triton_key() -> str:
     return str(key())
 
 
-def begin_digest() -> None:
-    """Have a thread compute the digest, once in a process; Triton keeps it."""
-    if not _begun:
-        _begun.append(start_thread(_compute_digest, "dejavu-cache digest"))
-
-
-def begin_digest_beside_imports() -> None:
-    """Begin before any launch, if a file shows that there is a GPU.
+def shows_gpu() -> bool:
+    """Return whether a file shows that there is a GPU.
 
     Nothing asks the driver: that would initialise it, and break programs that fork later.
     """
-    if any(os.path.exists(path) for path in GPU_FILES):
-        begin_digest()
+    return any(os.path.exists(path) for path in GPU_FILES)
+
+
+def begin_digest(then: Callable[[], object] | None = None) -> None:
+    """Have a thread compute the digest, which Triton keeps, and call `then`; once in a process."""
+
+    def compute() -> None:
+        with suppress(Exception):  # Triton meets the same error and reports it.
+            triton_key()
+            with uninterrupted():  # a child that is forked meanwhile could import nothing more
+                import_module("triton.experimental.gluon.nvidia.hopper")  # as a first launch does
+                if then:
+                    then()
+
+    if not _begun:
+        _begun.append(start_thread(compute, "dejavu-cache digest"))
 
 
 def await_digest() -> None:
     """Wait for a digest that was begun; before it is there, Triton would compute another."""
     for thread in filter(None, _begun):
         thread.join(_PATIENCE)
-
-
-def _compute_digest() -> None:
-    with suppress(Exception):  # Triton meets the same error and reports it.
-        triton_key()
-        with uninterrupted():  # a child that is forked meanwhile could not import it any more
-            import_module("triton.experimental.gluon.nvidia.hopper")  # as Triton's first launch

@@ -228,7 +228,9 @@ class Gate:
             )
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
-        if not is_loopback(_without_port(sent.get(b"host", b"").decode("latin-1"))):
+        host = sent.get(b"host", b"").decode("latin-1")
+        name, _, port = host.rpartition(":")
+        if not is_loopback(name if port.isdigit() and not host.endswith("]") else host):
             raise errors.AccessDeniedError(
                 "without tokens, only requests to localhost are answered: create a token"
             )
@@ -411,11 +413,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _without_port(host: str) -> str:
-    name, _, port = host.rpartition(":")
-    return name if port.isdigit() and not host.endswith("]") else host
 
 
 def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:

@@ -95,15 +95,9 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_
     context, record = first_record(open_store(str(tmp_path)))
     assert context.problem.method == method
     assert len(record.measurements) == len(configs)
-    failures = {
-        measurement.config.params.get("BLOCK_K"): measurement.failure.kind
-        for measurement in record.measurements
-        if measurement.failure
-    }
-    assert failures == {128: "out_of_resources", 32: "compile_error"}
-    best = min(
-        measurement.median for measurement in record.measurements if measurement.median is not None
-    )
+    kinds = {m.config.params["BLOCK_K"]: m.failure.kind for m in record.measurements if m.failure}
+    assert kinds == {128: "out_of_resources", 32: "compile_error"}
+    best = min(entry.median for entry in record.measurements if entry.median is not None)
     won = record.by_config[describe(kernel.best_config)]
     assert won.median is not None
     assert won.median <= best * 1.03

@@ -53,9 +53,7 @@ def test_a_server_that_goes_away_costs_nothing(server: Running, sweeps: Sweeps) 
     assert journals(sweeps) == []
 
 
-def test_a_server_that_was_never_there_is_not_called_the_place_of_the_records(
-    sweeps: Sweeps,
-) -> None:
+def test_a_server_that_is_away_is_not_called_the_place_of_the_records(sweeps: Sweeps) -> None:
     nowhere = ("--store", "http://127.0.0.1:9", "--option", "cases=2")
     out = sweeps.run(*nowhere, code=1)
     assert "records are in http://127.0.0.1:9" not in out

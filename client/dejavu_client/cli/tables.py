@@ -154,7 +154,8 @@ def show_scenarios(rows: Sequence[ScenarioLine]) -> None:
             *(row.scenario.get(name) for name in scenario),
             *(row.winner.get(name, "-") for name in winner),
             *(row.times.get(name, "-") for name in times),
-            _runner_up_text(row),
+            settings_text({k: v for k, v in row.runner_up.items() if row.winner.get(k) != v})
+            or "-",
         ]
         for row in rows
     ]
@@ -192,14 +193,6 @@ def _row(record: Record, keys: Sequence[str]) -> ScenarioLine:
         times=times,
         runner_up=second.config.values if second else {},
     )
-
-
-def _runner_up_text(row: ScenarioLine) -> str:
-    """Return the settings in which the runner-up differs from the winner."""
-    different = {
-        name: value for name, value in row.runner_up.items() if row.winner.get(name) != value
-    }
-    return settings_text(different) or "-"
 
 
 def select_misses(
