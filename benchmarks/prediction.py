@@ -40,7 +40,7 @@ from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
 from dejavu_cache.model.selection import distance, find_rivals, value_distance
 from dejavu_cache.prediction.features import Point
 from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
-from dejavu_cache.runtime.known_records import MOST_RIVALS, NEAR_A_LAUNCH, NEAR_A_TUNE
+from dejavu_cache.runtime.known_records import FEW_RIVALS, MOST_RIVALS, NEAR_A_LAUNCH, NEAR_A_TUNE
 from dejavu_cache.tuning.search import PredictedSearch
 
 RESULTS = Path(__file__).parent / "results"
@@ -188,11 +188,12 @@ def choose(default: Config, situation: str, gpu: str, kernel: str, number: int) 
     rows_known = known_of(situation, gpu, kernel, number)
     rows_known.sort(key=lambda row: distance(record.scenario, row[1].scenario))
     del rows_known[NEAR_A_LAUNCH:]
-    times = times_of(record)
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
-    among = {config: programs[config] for config in [default, *winners] if config in times}
-    outdone = SlowdownModel(environment, record.scenario, among, rows_known).outdo(default)
+    rivals = find_rivals((other for _, other in rows_known), FEW_RIVALS)
+    among = {c: programs[c] for c in [default, *winners, *rivals] if c in programs}
+    model = SlowdownModel(environment, record.scenario, among, rows_known, unmeasured=True)
+    outdone = model.outdo(default, winners)
     return outdone[0] if outdone else None
 
 

@@ -4,7 +4,7 @@ What is modelled is the logarithm of a config's time over the best one's in its 
 are alike as far as their configs, scenarios and launches are; each likeness is a Matérn kernel
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 4.2) and they are joined by sums
 and products. Scales were chosen on exhaustive measurements of other scenarios than those by which
-`benchmarks/prediction.py` judges; `ELSEWHERE`, `EVENNESS`, `SURELY` and those of times on these.
+`benchmarks/prediction.py` judges; `ELSEWHERE`, `EVENNESS`, `LIKELY`, `HICCUP` and times' on these.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ BY_CONFIG, BY_SCENARIO, BY_CLOSE_CONFIG, BY_LAUNCH = 0.15, 0.3, 0.05, 0.4
 """Variances that likeness explains: of configs in all scenarios, of configs in like scenarios, of
 nearly equal configs in those, and of launches that use the GPU alike."""
 
-CONFIG_SCALE, SCENARIO_SCALE, LAUNCH_SCALE = 2.5, 3.0, 1.0
-"""Distances over which points of these kinds stay alike, in standard deviations of their values."""
+CONFIG_SCALE, SCENARIO_SCALE, LAUNCH_SCALE, UNMEASURED_LAUNCH_SCALE = 2.5, 3.0, 1.0, 3.0
+"""Distances over which points of these kinds stay alike, in standard deviations of their values.
+The last was chosen on half of these scenarios; tunes, which learn from measurements, lost more."""
 
 ELSEWHERE = 0.99
 """Correlation of two GPU models, or of two versions of Triton."""
@@ -60,13 +61,17 @@ NOISE = 0.0003
 MEASURED_NOISE = 0.0004
 """Variance of one of the scenario in question: all are of one process and one moment."""
 
-SURELY, SURELY_ELSEWHERE = 1.64, 1.0
-"""Standard deviations by which a config must be faster than the default to run unmeasured: they
-stand for 95%, and for 84% where the scenario itself was measured elsewhere."""
+SURELY, LIKELY = 1.64, 1.28
+"""Standard deviations: the bound of what a tune saves is 95% sure, and a config that runs without
+a measurement is 90% sure to be faster than the default."""
 
 TIME_SCALE, BY_LINE, TIME_NOISE = 4.5, 0.05, 0.01
 """Of the logarithms of one config's times: the distance over which they stay alike, and variances
 of a line over sizes and of noise, beside 1 of likeness."""
+
+HICCUP = 6.0
+"""By how many times the usual error a slowdown is above what all others say if it is not believed:
+a host that hesitates lengthens launches of some microseconds, seldom, and up to hundredfold."""
 
 LONGEST = 20.0
 """Logarithm of a time in milliseconds, five days, beyond which none is believed."""
@@ -198,6 +203,7 @@ class SlowdownModel:
         scenario: the scenario in question.
         configs: its configs, by the programs that a launch of each runs; None where unknown.
         records: those of the kernel, of any scenario and GPU; none at all will do.
+        unmeasured: whether no config will be measured.
     """
 
     @one_thread()
@@ -207,37 +213,33 @@ class SlowdownModel:
         scenario: Scenario,
         configs: Mapping[Config, int | None],
         records: Sequence[KnownRecord] = (),
+        *,
+        unmeasured: bool = False,
     ) -> None:
         """Fit the model."""
         self.configs = [*configs]
         self._index = {config: index for index, config in enumerate(self.configs)}
         self._measured: dict[int, float] = {}
-        is_known = any(record.scenario == scenario for _, record in records)
-        self._surely = SURELY_ELSEWHERE if is_known else SURELY
-        resources = {
-            measurement.config: measurement.resources
-            for _, record in records
-            for measurement in record.measurements
-            if measurement.resources is not None
-        }
+        entries = [entry for _, record in records for entry in record.measurements]
+        resources = {entry.config: entry.resources for entry in entries if entry.resources}
         learned, slowdowns = _sample(records, scenario, self._index)
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
         points = encode([*learned, *asked], resources)
         there = Points._make(values[: len(learned)] for values in points)
         here = Points._make(values[len(learned) :] for values in points)
-        before = covariance(here, here)
+        scale = UNMEASURED_LAUNCH_SCALE if unmeasured else LAUNCH_SCALE
+        before = covariance(here, here, scale)
         self._beliefs = [Belief(np.zeros(len(asked)), before, 1.0)]
         if learned:
             center = slowdowns.mean()
-            gram = covariance(there, there)
+            gram = covariance(there, there, scale)
             gram.flat[:: len(learned) + 1] += NOISE
             gram[are_equal(there.scenario_numbers) & are_equal(there.machines)] += LEVEL
-            across, residuals = covariance(there, here), slowdowns - center
-            weights = np.linalg.solve(gram, np.column_stack([across, residuals]))
-            surprise = float(residuals @ weights[:, -1])
+            across, residuals = covariance(there, here, scale), slowdowns - center
+            inverse = _without_hiccups(np.linalg.inv(gram), residuals)
+            weights, surprise = inverse @ across, float(residuals @ inverse @ residuals)
             spread = (TRUST + surprise) / (TRUST + len(learned))
-            explained = across.T @ weights
-            after = Belief(center + explained[:, -1], before - explained[:, :-1], spread)
+            after = Belief(center + residuals @ weights, before - across.T @ weights, spread)
             self._beliefs.insert(0, after)
 
     @property
@@ -281,16 +283,17 @@ class SlowdownModel:
             chosen.append(self.configs[index])
         return chosen
 
-    def outdo(self, default: Config) -> tuple[Config, float] | None:
+    def outdo(self, default: Config, others: Collection[Config]) -> tuple[Config, float] | None:
         """Return the config to run if none can be measured, and its expected gain as a share.
 
-        Of those that are surely faster than the default, it is the one that is expected to be the
-        fastest. None: there is none, or nothing is known.
+        Of the others that are likely faster than the default, it is the one that is expected to be
+        the fastest. None: there is none, or nothing is known.
         """
         gains, errors = self.gains_over(default)
-        surely = np.where(gains > self._surely * errors, gains, -math.inf)
-        best = int(surely.argmax())
-        return (self.configs[best], 1 - math.exp(-gains[best])) if surely[best] > 0 else None
+        may_run = np.array([config in others for config in self.configs])
+        likely = np.where(may_run & (gains > LIKELY * errors), gains, -math.inf)
+        best = int(likely.argmax())
+        return (self.configs[best], 1 - math.exp(-gains[best])) if likely[best] > 0 else None
 
     def gains_over(self, config: Config) -> tuple[Matrix, Matrix]:
         """Return the logarithms of a config's time over each one's, and their errors."""
@@ -323,6 +326,13 @@ class SlowdownModel:
         return float(weights @ np.minimum(doubts * chances, 1.0) / weights.sum())
 
 
+def _without_hiccups(inverse: Numbers, residuals: Matrix) -> Matrix:
+    """Return an inverse covariance without points that are too slow by all others (ibid., 5.4)."""
+    errors = inverse @ residuals / np.sqrt(inverse.diagonal())
+    out = np.flatnonzero(errors > HICCUP * statistics.median(abs(errors)))
+    return inverse - inverse[:, out] @ np.linalg.solve(inverse[np.ix_(out, out)], inverse[out])
+
+
 def _sample(
     records: Iterable[KnownRecord], scenario: Scenario, configs: Collection[Config]
 ) -> tuple[list[Point], Matrix]:
@@ -347,7 +357,7 @@ def _sample(
     return [point for point, _ in points], np.array([slowdown for _, slowdown in points])
 
 
-def covariance(left: Points, right: Points) -> Matrix:
+def covariance(left: Points, right: Points, launch_scale: float) -> Matrix:
     """Return the covariance of slowdowns [left, right] before anything is measured.
 
     Some rows at a time: large arrays were given new pages for 40 of a model's 50 ms.
@@ -357,14 +367,14 @@ def covariance(left: Points, right: Points) -> Matrix:
         Points._make(values[start : start + rows] for values in left)
         for start in range(0, len(left.machines), rows)
     )
-    return np.vstack([_covariance_of_rows(part, right) for part in parts])
+    return np.vstack([_covariance_of_rows(part, right, launch_scale) for part in parts])
 
 
-def _covariance_of_rows(left: Points, right: Points) -> Matrix:
+def _covariance_of_rows(left: Points, right: Points, launch_scale: float) -> Matrix:
     configs = matern(left.configs, right.configs, CONFIG_SCALE)
     scenarios = matern(left.scenarios, right.scenarios, SCENARIO_SCALE)
     close = matern(left.configs, right.configs, CONFIG_SCALE / 3)
-    launches = matern(left.launches, right.launches, LAUNCH_SCALE)
+    launches = matern(left.launches, right.launches, launch_scale)
     alike = matern(left.configs, right.configs, CONFIG_SCALE * 1.5)
     total = configs * (BY_CONFIG + BY_SCENARIO * scenarios)
     total += BY_CLOSE_CONFIG * scenarios * close + BY_LAUNCH * launches * alike

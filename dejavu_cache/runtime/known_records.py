@@ -42,8 +42,8 @@ time for no less loss."""
 NEAR_ELSEWHERE = 4
 """Of them, most of each other GPU or Triton."""
 
-MOST_RIVALS = 32
-"""Configs by which what a tune saves is predicted: twice as many say it no better."""
+FEW_RIVALS, MOST_RIVALS = 16, 32
+"""Configs by which a launch predicts what runs, and in the background what a tune saves."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 """A number in a scenario's text."""
@@ -201,9 +201,9 @@ def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: 
     """Return what runs where a scenario has no record: a predicted config, or the default.
 
     Candidates are the configs that run in near scenarios by records of a GPU of this architecture,
-    with any Triton, and that this GPU has timed. One is predicted if it is surely faster than the
-    default by what all records say of both. A config whose results were wrong in one of them is
-    none. With `uncompared`, a record may serve whose winner nobody has compared.
+    with any Triton, and that this GPU has timed. One is predicted if it is likely faster than the
+    default by what all records say of both, and of their rivals. A config whose results were wrong
+    in one of them is none. With `uncompared`, a record may serve whose winner nobody has compared.
     """
     default = describe(request.default)
     measured = [entry for each in neighbours for entry in each.found.record.measurements]
@@ -216,9 +216,11 @@ def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: 
         is_alike = _is_compiled_alike(neighbour.context, request)
         if choice is not None and is_alike and describe(choice.config) in timed:
             candidates.setdefault(describe(choice.config), (choice, neighbour))
-    configs = [*dict.fromkeys([default, *candidates])]
-    model = model_slowdowns(request, configs, neighbours) if len(configs) > 1 else None
-    outdone = model.outdo(default) if model else None
+    configs = dict.fromkeys([default, *candidates, *_rivals(request, neighbours, FEW_RIVALS)])
+    model = None
+    if {*candidates} - {default}:
+        model = model_slowdowns(request, [*configs], neighbours, unmeasured=True)
+    outdone = model.outdo(default, candidates) if model else None
     if outdone is None:
         return request.resolution("default", request.default)
     config, gain = outdone
@@ -238,8 +240,14 @@ def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: 
     )
 
 
+def _rivals(request: Request, near: Sequence[Neighbour], most: int) -> list[Config]:
+    """Return the declared configs that are the fastest in near records."""
+    rivals = find_rivals((known.found.record for known in near), most)
+    return [config for config in rivals if config in request.declared]
+
+
 def model_slowdowns(
-    request: Request, configs: Sequence[Config], neighbours: Iterable[Neighbour]
+    request: Request, configs: Sequence[Config], near: Iterable[Neighbour], *, unmeasured: bool
 ) -> SlowdownModel | None:
     """Return a model of some of a request's configs; None without NumPy, which it needs."""
     try:
@@ -251,7 +259,8 @@ def model_slowdowns(
         request.context.environment,
         request.scenario,
         {config: launch.programs_of(config) for config in configs},
-        [(neighbour.context.environment, neighbour.found.record) for neighbour in neighbours],
+        [(known.context.environment, known.found.record) for known in near],
+        unmeasured=unmeasured,
     )
 
 
@@ -275,9 +284,10 @@ class UntunedLaunch(NamedTuple):
     @classmethod
     def of(cls, request: Request, runs: Config, near: Sequence[Neighbour]) -> UntunedLaunch:
         """Count the programs of a request's launch."""
-        rivals = {runs, *find_rivals((known.found.record for known in near), MOST_RIVALS)}
         count = request.candidate_launch().programs_of
-        programs = {config: count(config) for config in request.declared if config in rivals}
+        programs = {
+            config: count(config) for config in [runs, *_rivals(request, near, MOST_RIVALS)]
+        }
         return cls(request.context, request.scenario, runs, programs, near)
 
     def predict_saving(self) -> Saving | None:

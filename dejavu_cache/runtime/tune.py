@@ -369,7 +369,7 @@ def predicted_search(
     threads = threads_for(limit)
     if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
         return None
-    model = model_slowdowns(request, candidates, neighbours)
+    model = model_slowdowns(request, candidates, neighbours, unmeasured=False)
     if model is None:
         if limit < len(due):
             warn_once(

@@ -33,13 +33,10 @@ def record_sizes(store: Path, *sizes: int, times: Any = (3.0, 2.0, 1.0), **diffe
     environment = request.context.environment
     if "device" in differing:
         differing["device"] = environment.device.model_copy(update=differing["device"])
-    recorded = request.context.model_copy(
-        update={"environment": environment.model_copy(update=differing)}
-    )
-    timed = [
-        Measurement(config=describe(config), median=median, at=now())
-        for config, median in zip(CONFIGS, times, strict=True)
-    ]
+    environment = environment.model_copy(update=differing)
+    recorded = request.context.model_copy(update={"environment": environment})
+    medians = zip(map(describe, CONFIGS), times, strict=True)
+    timed = [Measurement(config=config, median=median, at=now()) for config, median in medians]
     scenarios = (Scenario(args={"n": n}, dtypes=request.scenario.dtypes) for n in sizes)
     FileStore(store).put(recorded, [tuned_record(scenario, timed) for scenario in scenarios])
 
