@@ -319,10 +319,7 @@ def triton_key() -> str:
 
 
 def shows_gpu() -> bool:
-    """Return whether a file shows that there is a GPU.
-
-    Nothing asks the driver: that would initialise it, and break programs that fork later.
-    """
+    """Return whether a file shows a GPU: to ask the driver would break programs that fork later."""
     return any(os.path.exists(path) for path in GPU_FILES)
 
 
@@ -336,6 +333,7 @@ def begin_digest(then: Callable[[], object] | None = None) -> None:
                 import_module("triton.experimental.gluon.nvidia.hopper")  # as a first launch does
                 if then:
                     then()
+            _ = import_module("triton.knobs").nvidia.ptxas  # Triton runs it once for its version
 
     if not _begun:
         _begun.append(start_thread(compute, "dejavu-cache digest"))
