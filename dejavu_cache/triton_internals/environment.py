@@ -333,7 +333,6 @@ def begin_digest(then: Callable[[], object] | None = None) -> None:
                 import_module("triton.experimental.gluon.nvidia.hopper")  # as a first launch does
                 if then:
                     then()
-            _ = import_module("triton.knobs").nvidia.ptxas  # Triton runs it once for its version
 
     if not _begun:
         _begun.append(start_thread(compute, "dejavu-cache digest"))

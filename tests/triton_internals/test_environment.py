@@ -66,7 +66,7 @@ COUNT = """
     import sys
     from dejavu_cache.triton_internals import environment
     from dejavu_cache.triton_internals.environment import await_digest, begin_digest, triton_key
-    from triton import compiler, knobs, runtime
+    from triton import compiler, runtime
 
     computed = (getattr(runtime.cache, "triton_key", 0) or compiler.compiler.triton_key).cache_info
 """
@@ -151,7 +151,6 @@ def test_it_is_computed_beside_imports_where_kernels_will_be_compiled(
     await_digest()
     assert len(environment._begun) == computed().misses == {begun}
     assert {begun} == ("triton.experimental.gluon.nvidia.hopper" in sys.modules)
-    assert {begun} == knobs.NvidiaTool.from_path.cache_info().misses  # it runs ptxas
     """,
         DEJAVU_CACHE_MODE=mode,
         TRITON_INTERPRET=interpreted,
