@@ -360,7 +360,7 @@ def _sample(
 def covariance(left: Points, right: Points, launch_scale: float) -> Matrix:
     """Return the covariance of slowdowns [left, right] before anything is measured.
 
-    Some rows at a time: large arrays were given new pages for 40 of a model's 50 ms.
+    Some rows at a time: new pages for large arrays took 40 of a model's 50 ms.
     """
     rows = max(TOGETHER // len(right.machines), 1)
     parts = (

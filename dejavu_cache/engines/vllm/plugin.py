@@ -131,7 +131,7 @@ def follow_worker(worker_module: Any) -> None:
 
 
 def find_logits_processors(processor_module: Any) -> None:
-    """Have vLLM look for plug-ins of logits as it starts, not 10 ms long in its first request."""
+    """Have vLLM look for plug-ins of logits as it starts, not in 10 ms of its first request."""
     create = processor_module.InputProcessor.__init__
 
     def create_and_find(processor: Any, *args: Any, **kwargs: Any) -> None:
