@@ -68,6 +68,7 @@ def test_the_scenarios_of_a_file_are_pinned_by_one_write(
 
     monkeypatch.setattr(FileStore, "put", put_noted)
     for options, said, count, writes in (
+        ("--config BLOCK=32 --config BLOCK=64", "pinned", 0, 0),
         ("--config BLOCK=32", "pinned to BLOCK=32", 6, 2),
         ("--config BLOCK=128", "pinned", 0, 2),
         ("--remove --device B200 --triton 3.6.0", "B200, Triton 3.6.0, source", 3, 3),

@@ -88,12 +88,12 @@ def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str
     """Parse the `NAME=VALUE` texts of a repeated option.
 
     Raises:
-        SettingsError: a text has no `=`; the message names the option.
+        SettingsError: a text is none, or names what another one does; the message has the option.
     """
     assignments = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
-        if not equals:
-            raise SettingsError(f"{option} {text!r}: write NAME=VALUE")
+        if not (name and equals) or name in assignments:
+            raise SettingsError(f"{option} {text!r}: write NAME=VALUE, each name once")
         assignments[name] = value
     return assignments
