@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union
 
 from pydantic import AfterValidator, InstanceOf, ValidationError
@@ -200,7 +200,7 @@ def _mistakes_in_options(
         yield f"method={options['method']!r} and a do_bench of your own: give only one of them"
     if isinstance(check := options.get("check"), CheckOptions):
         tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-        named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
+        named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs}
         for option, names in named.items():
             yield from _unknown_arguments(f"check: {option}", names, arg_names)
     if "default" in options:
@@ -240,10 +240,10 @@ def _names_of(configs: Sequence[TritonConfig]) -> list[str]:
 
 
 def _unknown_arguments(
-    parameter: str, names: Iterable[str], arg_names: Sequence[str]
+    parameter: str, names: Iterable[str] | None, arg_names: Sequence[str]
 ) -> Iterator[str]:
     """Say which of the names that are given to a parameter are no arguments of the kernel."""
-    for name in names:
+    for name in names if isinstance(names, Collection) else ():  # an iterator gives them once
         if name not in arg_names:
             remedy = did_you_mean(name, arg_names)
             yield f"{parameter} names {name!r}, which is no argument: {remedy}"
@@ -252,10 +252,10 @@ def _unknown_arguments(
 def refuse_mistakes(
     fn: Any,
     configs: Sequence[TritonConfig],
-    key: Sequence[str],
+    arguments: Mapping[str, Sequence[str] | None],
     prune_configs_by: Mapping[str, Any] | None,
 ) -> None:
-    """Check the parameters of `triton.autotune` that a kernel is decorated with.
+    """Check the parameters of `triton.autotune`; `arguments` are those that name the kernel's.
 
     Raises:
         SettingsError: something cannot work, or would be ignored.
@@ -265,14 +265,14 @@ def refuse_mistakes(
             f"{getattr(fn, '__qualname__', repr(fn))}: cached_autotune decorates a kernel: put "
             "@triton.jit directly below @cached_autotune"
         )
-    for mistake in _mistakes_in_parameters(fn, configs, key, prune_configs_by or {}):
+    for mistake in _mistakes_in_parameters(fn, configs, arguments, prune_configs_by or {}):
         raise SettingsError(f"{kernel_name(fn)}: {mistake}")
 
 
 def _mistakes_in_parameters(
     fn: Any,
     configs: Sequence[TritonConfig],
-    key: Sequence[str],
+    arguments: Mapping[str, Sequence[str] | None],
     prune_configs_by: Mapping[str, Any],
 ) -> Iterator[str]:
     if isinstance(configs, ConfigSpace):
@@ -288,11 +288,11 @@ def _mistakes_in_parameters(
         for where, names in named.items():
             if mistake := unknown_name(names, fn.arg_names):
                 yield f"{where} sets {mistake}"
-    yield from _unknown_arguments("key", key, fn.arg_names)
+    for parameter, given in arguments.items():
+        yield from _unknown_arguments(parameter, given, fn.arg_names)
     known = ("early_config_prune", "perf_model", "top_k")
-    for name in prune_configs_by:
-        if name not in known:
-            yield f"prune_configs_by has no {name!r}: {did_you_mean(name, known)}"
+    for name in [name for name in prune_configs_by if name not in known]:
+        yield f"prune_configs_by has no {name!r}: {did_you_mean(name, known)}"
 
 
 def _reaches_triton(fn: Any) -> bool:
