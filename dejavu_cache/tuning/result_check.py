@@ -104,27 +104,26 @@ class CheckOptions:
             SettingsError: one of them is of another kind, or a negative tolerance.
         """
         for option, names in (("ignore", self.ignore), ("outputs", self.outputs)):
-            if isinstance(names, str):
+            if isinstance(names, str) or not isinstance(names, Collection | None):
                 raise SettingsError(f"check: {option}={names!r}: give a list of arguments")
         tolerance = self.tolerance
         for share in tolerance.values() if isinstance(tolerance, Mapping) else (tolerance,):
-            is_share = share is None or (isinstance(share, (int, float)) and 0 <= share < math.inf)
-            if not is_share:
+            if not (share is None or (isinstance(share, (int, float)) and 0 <= share < math.inf)):
                 raise SettingsError(
                     f"check: tolerance={tolerance!r}: give a number of 0 or more, or one for each "
                     "of some arguments"
                 )
 
+    def _leaves_out(self, name: str) -> bool:
+        """Return whether the author wants a tensor's content not to be compared."""
+        argument, outputs = name.partition("[")[0], self.outputs  # of a part such as `outs[0]`
+        return argument in self.ignore or not (outputs is None or argument in outputs)
+
     def tolerance_of(self, name: str) -> float | None:
         """Return the largest relative difference in a tensor; None for that of its dtype."""
         if isinstance(self.tolerance, Mapping):
-            return self.tolerance.get(_argument(name))
+            return self.tolerance.get(name.partition("[")[0])
         return self.tolerance
-
-
-def _argument(name: str) -> str:
-    """Return the argument that a tensor such as `outs[0]` belongs to."""
-    return name.partition("[")[0]
 
 
 @dataclass(eq=False)
@@ -356,9 +355,7 @@ class ResultCheck:
         is_told = declared is not None or accesses is not None
         try:
             for name in sorted(tensors, key=lambda name: tensors[name].numel()):
-                if (accesses is not None and name not in accesses.written) or (
-                    declared is not None and _argument(name) not in declared
-                ):
+                if (accesses and name not in accesses.written) or self._options._leaves_out(name):
                     continue
                 # Where neither code nor author tells, most of these are inputs, and may be large.
                 original = copy_of(tensors[name], may_use_host=is_told)
@@ -427,12 +424,13 @@ class ResultCheck:
             for name in reasons.keys() - accesses.written:
                 del reasons[name]
             for name in accesses.written - self._spans.keys():
-                if _argument(name) not in self._options.ignore:
+                if not self._options._leaves_out(name):
                     reasons.setdefault(name, f"{NOT_COPYABLE}: it is no tensor")
+            if accesses.written and all(map(self._options._leaves_out, accesses.written)):
+                reasons[ALL_OUTPUTS] = "the author wants none of what the default writes compared"
         visible = {name: output for name, output in self._outputs.items() if output.is_visible}
-        lacks_memory = LACKS_MEMORY in reasons.values()
         is_elsewhere = accesses is not None and accesses.elsewhere
-        if not (visible or lacks_memory or (accesses is not None and reasons)):
+        if not (visible or (reasons if accesses else LACKS_MEMORY in reasons.values())):
             reasons[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
         elif is_elsewhere:
             reasons["other memory"] = _BEHIND_POINTERS

@@ -240,15 +240,19 @@ def test_an_output_that_is_updated_by_zeros_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accesses", "reason"),
+    ("accesses", "options", "reason"),
     [
-        (None, NO_WORK),
-        (code("x", "out"), NO_WORK),
-        (Accesses(frozenset(), frozenset(), elsewhere=True), BEHIND_POINTERS),
+        (None, {}, NO_WORK),
+        (code("x", "out"), {}, NO_WORK),
+        (code("x", "out"), {"ignore": ["out"]}, "the author wants none"),
+        (code("x", "out"), {"outputs": ["x"]}, "the author wants none"),
+        (Accesses(frozenset(), frozenset(), elsewhere=True), {}, BEHIND_POINTERS),
     ],
 )
-def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, reason: str) -> None:
-    made = checker(launch_arguments(), write_nothing, accesses=accesses)
+def test_a_launch_that_shows_nothing_says_why(
+    accesses: Accesses | None, options: dict[str, Any], reason: str
+) -> None:
+    made = checker(launch_arguments(), write_nothing, accesses=accesses, **options)
     assert has_reason(made.known, reason)
     assert made.judge(double).outcome == "not_compared"
 
