@@ -24,7 +24,8 @@ from ..triton_internals.hooks import (
     set_target,
 )
 from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
-from .plan import DiscoveredKernels, launch_values, plan
+from .discovered_kernels import DiscoveredKernels, launch_values
+from .plan import plan
 
 
 class CompileWorker:
