@@ -72,11 +72,7 @@ class ServerAnswer(NamedTuple):
 
 
 class Transport(background_threads.Finisher):
-    """Connections to servers, which requests of all threads share.
-
-    Args:
-        handler: answers requests in place of connections, for tests.
-    """
+    """Connections to servers, which requests of all threads share; tests give another handler."""
 
     _connections: _Connections | None = None
 

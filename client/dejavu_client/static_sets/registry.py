@@ -142,7 +142,8 @@ class Registry(Source):
         """Return the header that answers a challenge, with a token if that asks for one."""
         user, secret = _kept_login(HUB_LOGIN if self._host == HUB else self._host)
         is_named = user not in ("", IDENTITY)
-        header = _basic(user, secret) if is_named else {}
+        basic = b64encode(f"{user}:{secret}".encode()).decode()
+        header = _login("Basic", basic) if is_named else {}
         asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = asked.pop("realm", "")
         if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
@@ -190,10 +191,6 @@ def _kept_login(host: str) -> tuple[str, str]:
             text = f"{program}, which {file} names, fails: try `docker login {host}`"
             warn_once(f"login {host}", f"{host} is asked without a login, since {text}")
     return "", ""
-
-
-def _basic(user: str, secret: str) -> dict[str, str]:
-    return _login("Basic", b64encode(f"{user}:{secret}".encode()).decode())
 
 
 def _login(kind: str, secret: object) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """`diff`: what sets two stores, GPUs, versions of Triton or runs of a program apart."""
 
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -156,22 +155,21 @@ class ComparedSide(NamedTuple):
         filters = self.kernel, self.device, self.triton
         return [context for context in self.store.contexts() if context_matches(context, *filters)]
 
-    def newest(self) -> dict[tuple[str, ...], Context]:
+    def newest(self) -> dict[tuple[str, str, str], Context]:
         """Return by kernel, source and problem the context that was tuned last.
 
         Raises:
             NothingFoundError: none counts.
         """
-        newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
-        for context in self.contexts():
-            identity = context.kernel
-            key = (identity.name, identity.source, context.problem.model_dump_json())
-            candidate = last_measured(self.store.records(context)), context
-            newest[key] = max(newest.get(key, candidate), candidate, key=lambda item: item[0])
+        by_date = sorted(self.contexts(), key=lambda own: last_measured(self.store.records(own)))
+        newest = {
+            (context.kernel.name, context.kernel.source, context.problem.model_dump_json()): context
+            for context in by_date
+        }
         if not newest:
             wanted = describe_filters(self.device, self.triton)
             raise NothingFoundError(f"{self.store.url} has no such records of {wanted}")
-        return {key: context for key, (_, context) in newest.items()}
+        return newest
 
 
 def _environment_differences(left: ComparedSide, right: ComparedSide) -> Iterator[dict[str, Any]]:
