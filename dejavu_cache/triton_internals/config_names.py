@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
-from ..model.scenario import Config, Scalar, is_scalar
+from ..model.scenario import Config, Scalar, is_scalar, share_config
 from ..system.notices import warn_once
 from .identity import PROCESS, dtype_name, value_text
 
@@ -125,13 +125,12 @@ def describe(config: TritonConfig) -> Config:
         return _described[content]
     except (KeyError, TypeError):
         pass
-    params, options = {}, dict(everything)
-    for name, value in config.kwargs.items():
-        params[name] = _scalar(value)
-        del options[name]
-    described = Config(params=params, options=options)
-    if {int, bool, str, type(None)}.issuperset(map(type, everything.values())):
-        _described[content] = described
+    params = {name: _scalar(value) for name, value in sorted(config.kwargs.items())}
+    options = {name: everything[name] for name in sorted(everything.keys() - params.keys())}
+    values = {"options": options, "params": params}
+    if not {int, bool, str, type(None)}.issuperset(map(type, everything.values())):
+        return Config.model_validate(values)
+    _described[content] = described = share_config(values, Config.model_validate)
     return described
 
 
