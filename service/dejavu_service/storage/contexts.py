@@ -48,11 +48,6 @@ class LockedContext(NamedTuple):
     present: datetime
 
 
-def is_context(namespace: str, digest: str) -> ColumnElement[bool]:
-    """Return the condition that a row of `contexts` is that of a namespace and a digest."""
-    return and_(contexts.c.namespace == namespace, contexts.c.digest == digest)
-
-
 def ensure(
     connection: Connection, namespace: str, wanted: Collection[Context], *, hold: bool = False
 ) -> dict[str, int]:
@@ -88,7 +83,7 @@ def lock(
     Where there is none, `new` is inserted; without it, the answer is None.
     """
     columns = (contexts.c.id, contexts.c.kernel, epoch())
-    query = select(*columns).where(is_context(namespace, digest))
+    query = select(*columns).where(contexts.c.namespace == namespace, contexts.c.digest == digest)
     while (row := connection.execute(query.with_for_update()).one_or_none()) is None:
         if new is None:
             return None
@@ -120,9 +115,9 @@ def bump_revision(
 def date_back(connection: Connection, namespace: str, context: Context, moment: float) -> None:
     """Date a context by its newest measurement, where its records were copied from elsewhere."""
     values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
-    is_dated = is_context(namespace, context.digest)
-    connection.execute(update(contexts).where(is_dated).values(values))
-    ids = select(contexts.c.id).where(is_dated)
+    is_context = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
+    connection.execute(update(contexts).where(is_context).values(values))
+    ids = select(contexts.c.id).where(is_context)
     for column in (records.c.changed_at, parts.c.received_at):
         own = update(column.table).where(column.table.c.context_id.in_(ids))
         connection.execute(own.values({column: moment}))
