@@ -35,10 +35,8 @@ def collect_garbage(
     server cannot tell.
     """
     with open_existing_store(store, write=yes) as target:
-        if kernel or next(target.contexts(), None) is not None:
-            contexts = contexts_of(target, kernel)
-        else:
-            contexts = []
+        is_empty = not kernel and next(target.contexts(), None) is None
+        contexts = [] if is_empty else contexts_of(target, kernel)
         revisions = {context: _revision(target, context) for context in contexts}
         going = set(contexts) if everything else _stale_contexts(target, contexts, days)
 
