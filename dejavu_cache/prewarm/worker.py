@@ -31,10 +31,6 @@ from .plan import plan
 class CompileWorker:
     """Runs the jobs of one process.
 
-    Args:
-        spec: the options of the prewarming.
-        parent: is sent nothing but answers.
-
     Raises:
         SettingsError: a module cannot be imported.
         PrewarmError: there is no C compiler.
