@@ -26,7 +26,8 @@ from ..triton_internals.hooks import add_compilation_listener, serve_binaries
 class SealedBinaries:
     """The binaries of one prewarmed folder, each compared with the manifest before it is used.
 
-    The folder has no symbolic links in its path.
+    Args:
+        folder: the folder, without symbolic links in its path.
 
     Attributes:
         refused: names of files that were not as the manifest says, without their suffixes.

@@ -71,8 +71,11 @@ class Store(ABC):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return the record of a scenario, or None.
 
-        For a `fresh` one, every tier reads again what may have changed since it was last read, and
-        a remote one is waited for while it is busy.
+        Args:
+            context: the kernel, environment and problem of the record.
+            scenario: the bucketed key values and dtypes.
+            fresh: whether every tier reads again what may have changed since it was last read, and
+                a remote one is waited for while it is busy.
         """
 
     @abstractmethod

@@ -238,8 +238,10 @@ def replace_bench(bench: Callable[..., Any]) -> None:
 def replace_autotune(autotune: Callable[..., Any], run: Any) -> None:
     """Replace `triton.autotune`, under each of its names, and `Autotuner.run`.
 
-    The new method gets an attribute `replaced`: what was there before. None puts that back, unless
-    another package has replaced it since.
+    Args:
+        autotune: the decorator.
+        run: the method, which gets an attribute `replaced`: what was there before. None puts that
+            back, unless another package has replaced it since.
     """
     import triton
     from triton.runtime import autotuner

@@ -33,7 +33,7 @@ def is_server_url(url: str) -> bool:
 def open_chosen_store(url: str) -> Store:
     """Open a store to write to, which need not exist yet; every tier must accept what is written.
 
-    An empty URL stands for `DEJAVU_CACHE_URL`, or else for the user's own cache.
+    An empty URL is `DEJAVU_CACHE_URL`, or else the user's own cache.
     """
     store = open_patiently(url)
     return TieredStore(tiers_of(store), strict=True) if isinstance(store, TieredStore) else store
@@ -43,8 +43,11 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
     """Open a store that must exist; every tier must answer when it is asked.
 
     The user's own cache counts as empty before the first tune. So does a missing folder that
-    `DEJAVU_CACHE_URL` lists beside other stores, with a note. Unless a command is to `write`, the
-    store's files are left as they are.
+    `DEJAVU_CACHE_URL` lists beside other stores, with a note.
+
+    Args:
+        url: as for `open_chosen_store`.
+        write: whether the command changes the store; if not, its files are left as they are.
 
     Raises:
         StoreError: a folder does not exist, or has files and none of them can be read.

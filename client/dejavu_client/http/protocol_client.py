@@ -135,9 +135,15 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
 
 
 class ProtocolClient:
-    """Calls on one namespace of one server, given its base URL. Thread-safe.
+    """Calls on one namespace of one server. Thread-safe.
 
-    Every call raises a `RemoteError` if it fails. An empty token is not sent.
+    Every call raises a `RemoteError` if it fails.
+
+    Args:
+        url: the server's base URL.
+        token: bearer token to send, or where to read it; empty for none.
+        namespace: the namespace that all calls are about.
+        transport: the connections; by default those of the process.
     """
 
     def __init__(

@@ -46,6 +46,11 @@ class StaticStore(Store):
 
     Files are fetched as contexts are asked for, verified, and kept in the user's cache, from which
     they serve while the place is away. The index is asked for again every `refresh` seconds.
+
+    Args:
+        source: the place of the files.
+        key: the publisher's public key, 43 characters of base64url.
+        folder: where copies are kept; by default in the user's cache.
     """
 
     remote = read_only = keeps_copies = True

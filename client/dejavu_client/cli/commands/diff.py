@@ -15,7 +15,7 @@ from dejavu_cache.system.notices import counted
 from ..application import app
 from ..chosen_store import open_complete_store
 from ..errors import NothingFoundError
-from ..options import JsonOption, KernelOption, refuse_empty
+from ..options import JsonOption, KernelOption, text_argument
 from ..output import say, show_json, show_table
 from ..queries import context_matches, describe_filters, last_measured, winning_measurement
 
@@ -23,16 +23,9 @@ from ..queries import context_matches, describe_filters, last_measured, winning_
 @app.command()
 def diff(
     a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
-            callback=refuse_empty,
-        ),
+        str, text_argument("A", "A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.")
     ] = "",
-    b: Annotated[
-        str, typer.Argument(metavar="B", help="Another one; else A.", callback=refuse_empty)
-    ] = "",
+    b: Annotated[str, text_argument("B", "Another one; else A.")] = "",
     kernel: KernelOption = "",
     device: Annotated[
         list[str] | None,

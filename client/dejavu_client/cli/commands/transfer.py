@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,28 +23,22 @@ from dejavu_cache.triton_internals.environment import triton_version
 from ..application import app
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError, PartlyDoneError
-from ..options import DeviceOption, KernelOption, StoreOption, refuse_empty
+from ..options import DeviceOption, KernelOption, StoreOption, text_argument, text_option
 from ..output import note, open_output, say
 from ..queries import contexts_of
 from ..record_copy import for_strangers, merge_acknowledged
 
 
-def _folder_option(text: str) -> Any:
-    return typer.Option(metavar="DIR", help=text, callback=refuse_empty)
-
-
 @app.command("export")
 def export_records(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="- is standard output.", callback=refuse_empty)
-    ] = "-",
+    file: Annotated[str, text_argument("FILE", "- is standard output.")] = "-",
     sign: Annotated[str, typer.Option(metavar="PEM", help="Write a folder for strangers.")] = "",
     new_key: Annotated[bool, typer.Option("--new-key", help="Make the key of --sign.")] = False,
     recall_all: Annotated[
         bool, typer.Option("--recall-all", help="Recall all that --sign signed.")
     ] = False,
-    vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
-    sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
+    vllm: Annotated[str, text_option("DIR", "Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
+    sglang: Annotated[str, text_option("DIR", "Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
         str,
         typer.Option(
@@ -120,10 +114,8 @@ def _export_signed(
 def import_records(
     sources: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SOURCE…",
-            help="Exports, record files, stores by folder or URL; - is standard input.",
-            callback=refuse_empty,
+        text_argument(
+            "SOURCE…", "Exports, record files, stores by folder or URL; - is standard input."
         ),
     ],
     store: StoreOption = "",
