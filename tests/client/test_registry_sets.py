@@ -165,6 +165,8 @@ def test_a_registry_that_wants_a_token_gets_one(
         assert logins == {host}, "the login is for one host"
         with pytest.raises(StoreError, match=r"^.* 501 <!DOCTYPE HTML> .*\Z"):  # in one line
             source._change("PATCH", "blobs")
+        with pytest.raises(StoreError, match="Invalid IPv6 URL"):  # which a registry has sent
+            source._change("PUT", "http://[::1")
         with pytest.raises(StoreError, match="refused"):
             source._authorize('Bearer realm="http://[::1"')  # which is no URL
         by_path["/v2/team/records/manifests/v1"] = b"[" * 2**20

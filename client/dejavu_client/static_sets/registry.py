@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlencode, urljoin
+from urllib.parse import urljoin
 
 from pydantic_core import from_json
 
@@ -44,8 +44,6 @@ HUB, HUB_LOGIN = "registry-1.docker.io", "https://index.docker.io/v1/"
 
 IDENTITY = "<token>"
 """The name of a user whose secret is an identity token, by docker's protocol for helpers."""
-
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -138,7 +136,10 @@ class Registry(Source):
         kind, etag = request.pop("kind", "application/octet-stream"), request.pop("etag", "")
         headers = {"Accept": f"{MANIFEST}, */*", "Content-Type": kind}
         headers |= {"If-None-Match": etag} if etag else {}
-        url = urljoin(self._base, path)
+        try:
+            url = urljoin(self._base, path)
+        except ValueError as error:  # the registry has sent no URL
+            raise refusal(self.url, error) from None
         if not url.startswith(f"{self._scheme}{self._host}/"):
             # An upload may go elsewhere, or to the same host without TLS: not with the login.
             return ask(method, url, largest, headers, **request)
@@ -159,10 +160,8 @@ class Registry(Source):
         if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
             if user == IDENTITY:
                 form = {"grant_type": "refresh_token", "client_id": "dejavu-cache", **asked}
-                content = urlencode({**form, "refresh_token": secret}).encode()
-                # No redirect takes the token elsewhere.
-                request = {"content": content, "follow_redirects": False}
-                answer = ask("POST", realm, LARGEST_MANIFEST, FORM, **request)
+                form["refresh_token"] = secret  # which no redirect takes elsewhere
+                answer = ask("POST", realm, LARGEST_MANIFEST, {}, data=form, follow_redirects=False)
             else:
                 answer = ask("GET", realm, LARGEST_MANIFEST, header, params=asked)
             with suppress(ValueError, LookupError, AttributeError):

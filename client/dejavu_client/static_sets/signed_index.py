@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,8 @@ def _write_set(record_sets: Iterable[RecordSet], folder: Path, private: Any, pub
         named |= {entry.file for entry in entries}
         _write(path, sign_index(text, private), LARGEST_INDEX)
         # Web servers and mirrors tell a file's versions by its size and the second of its change.
-        os.utime(path, (serial, serial))
+        with suppress(OSError, OverflowError):
+            os.utime(path, (serial, serial))
     finally:
         _drop_others(folder, named)
 
