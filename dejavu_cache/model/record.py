@@ -504,4 +504,4 @@ def version_of(text: str | bytes, field: str = "format") -> int:
 def first_problem(error: ValidationError) -> str:
     """Return the place and the text of a validation's first error."""
     first = error.errors(include_url=False, include_context=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))[:500]

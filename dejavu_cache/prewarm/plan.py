@@ -243,10 +243,6 @@ def builder_environment(device: Device) -> Environment:
 def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
     """Copy the records that a program will use to the folder, and list the binaries to compile.
 
-    Args:
-        spec: the options of the prewarming.
-        kernels: the kernels of the named modules.
-
     Raises:
         PrewarmError: a device has no records, or they were made by another toolchain than the
             builder's.
@@ -465,9 +461,6 @@ class KernelRecords(NamedTuple):
 
 class JobList:
     """The binaries that a program needs when it uses certain records.
-
-    Args:
-        selected: the records.
 
     Attributes:
         needed: the jobs of winners, and of launches that have no config.

@@ -30,10 +30,6 @@ from .plan import DiscoveredKernels, launch_values, plan
 class CompileWorker:
     """Runs the jobs of one process.
 
-    Args:
-        spec: the options of the prewarming.
-        parent: is sent nothing but answers.
-
     Raises:
         SettingsError: a module cannot be imported.
         PrewarmError: there is no C compiler.

@@ -26,8 +26,7 @@ from ..triton_internals.hooks import add_compilation_listener, serve_binaries
 class SealedBinaries:
     """The binaries of one prewarmed folder, each compared with the manifest before it is used.
 
-    Args:
-        folder: the folder, without symbolic links in its path.
+    The folder has no symbolic links in its path.
 
     Attributes:
         refused: names of files that were not as the manifest says, without their suffixes.

@@ -71,11 +71,8 @@ class Store(ABC):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return the record of a scenario, or None.
 
-        Args:
-            context: the kernel, environment and problem of the record.
-            scenario: the bucketed key values and dtypes.
-            fresh: whether every tier reads again what may have changed since it was last read, and
-                a remote one is waited for while it is busy.
+        For a `fresh` one, every tier reads again what may have changed since it was last read, and
+        a remote one is waited for while it is busy.
         """
 
     @abstractmethod
@@ -95,11 +92,7 @@ class Store(ABC):
 
     @abstractmethod
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        """Return the contexts that have records, sorted by their text.
-
-        Args:
-            kernel: qualified name of a kernel; None stands for all kernels.
-        """
+        """Return the contexts of a kernel, or of all, that have records, sorted by their text."""
 
     @abstractmethod
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
@@ -124,9 +117,7 @@ class Store(ABC):
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records, and records of which nothing is left.
 
-        Args:
-            context: the context of the records.
-            parts: the digests of measurements and pins, as `model.merge` makes them.
+        Parts are named by the digests of measurements and pins, as `model.merge` makes them.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.

@@ -72,13 +72,7 @@ def binder_for(
             return {'x': x, 'n': n, 'BLOCK': BLOCK}, (…x, …n, …bucket of n, …options and knobs,)
 
     The binder raises where arguments do not fit, or cannot be part of a key. Callers launch through
-    Triton then, which reports the error.
-
-    Args:
-        fn: Triton's `JITFunction`, launched once on the current device.
-        tuned: the parameters that configs set.
-        keys: the key arguments.
-        buckets: the buckets of some of them.
+    Triton then, which reports the error. The function must have been launched on it.
     """
     defaults = {
         parameter.name: parameter.default

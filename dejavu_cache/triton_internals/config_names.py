@@ -159,10 +159,6 @@ class DeclaredConfigs(dict[Config, Any]):
 
     A config from a store only selects one of these, so no store can make a launch run code or
     values that the kernel's author did not write.
-
-    Args:
-        kernel: the kernel's name, for warnings.
-        configs: the declared `triton.Config`s.
     """
 
     def __init__(self, kernel: str, configs: Iterable[TritonConfig]) -> None:

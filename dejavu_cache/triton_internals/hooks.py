@@ -39,9 +39,8 @@ _PARSES = 9
 def add_compilation_listener(listener: Callable[..., None]) -> None:
     """Call a listener at every compilation, after those that were set before.
 
-    Args:
-        listener: takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`,
-            `cache_hit` and others that depend on Triton's version.
+    It takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`, `cache_hit`
+    and others that depend on Triton's version.
     """
     from triton import knobs
 
@@ -173,8 +172,7 @@ def build_binaries_in(folder: str, manager: Any) -> None:
 def build_host_modules_with(libcuda_folder: str) -> None:
     """Have Triton link host modules against the `libcuda` of a folder, and not load what it built.
 
-    Args:
-        libcuda_folder: holds a `libcuda.so.1` to link against; it may be empty.
+    The `libcuda.so.1` in there may be empty.
     """
     from triton import knobs
     from triton.runtime import build
@@ -242,10 +240,8 @@ def replace_bench(bench: Callable[..., Any]) -> None:
 def replace_autotune(autotune: Callable[..., Any], run: Any) -> None:
     """Replace `triton.autotune`, under each of its names, and `Autotuner.run`.
 
-    Args:
-        autotune: the decorator.
-        run: the method, which gets an attribute `replaced`: what was there before. None puts that
-            back, unless another package has replaced it since.
+    The new method gets an attribute `replaced`: what was there before. None puts that back, unless
+    another package has replaced it since.
     """
     import triton
     from triton.runtime import autotuner
@@ -312,14 +308,10 @@ def platform_key() -> str:
 
 
 def host_module_builders(backend: str) -> tuple[Any, Any]:
-    """Return Triton's classes that build host modules as they are made.
+    """Return Triton's classes that build host modules as they are made, for `cuda` or `hip`.
 
-    Args:
-        backend: `cuda` or `hip`.
-
-    Returns:
-        What builds the module that calls the driver's API, and what builds one that launches a
-        kernel: it takes a `CompiledKernel`'s source and metadata.
+    The first builds the module that calls the driver's API, and the second one that launches a
+    kernel: it takes a `CompiledKernel`'s source and metadata.
     """
     if backend == "cuda":
         from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
@@ -403,9 +395,8 @@ def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
 def sealed_cache(sources: Sequence[BinarySource], manager: Any) -> Any:
     """Return a cache manager class that reads sealed binaries, and writes elsewhere.
 
-    Args:
-        sources: binaries by Triton's keys, in the order in which they are asked.
-        manager: the class for all other files. Where it cannot write, it gets a temporary folder.
+    The sources are asked in order. All other files are the manager's, which gets a temporary folder
+    where it cannot write.
     """
     from triton.runtime.cache import CacheManager
 

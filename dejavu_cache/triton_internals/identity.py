@@ -169,9 +169,8 @@ def kernel_name(kernel: Any) -> str:
 def value_text(value: Any) -> str | None:
     """Return a text that means the same value in every process; None if there is none.
 
-    Args:
-        value: a compile-time constant: a plain value, a dtype, a function that kernels can call, a
-            member of an enumeration, or a tuple of those.
+    Compile-time constants are plain values, dtypes, functions that kernels can call, members of
+    enumerations, and tuples of those.
     """
     if type(value).__name__ == "constexpr" and hasattr(value, "value"):
         return value_text(value.value)

@@ -70,11 +70,8 @@ class Suspect(NamedTuple):
 class MeasurementMark:
     """The mark of this process for one scenario; a file that cannot be written marks nothing.
 
-    Args:
-        context: the kernel, environment and problem.
-        scenario: the scenario that is tuned.
-        parent: the process that replaces this one if a config ends it, as in a sweep; it is told of
-            each config that is about to touch the device.
+    A parent, which replaces this process if a config ends it, as in a sweep, is told of each config
+    that is about to touch the device.
 
     Attributes:
         crash: the failure of the config that left the device unusable, to be recorded.

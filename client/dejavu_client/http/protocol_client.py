@@ -135,15 +135,9 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
 
 
 class ProtocolClient:
-    """Calls on one namespace of one server. Thread-safe.
+    """Calls on one namespace of one server, given its base URL. Thread-safe.
 
-    Every call raises a `RemoteError` if it fails.
-
-    Args:
-        url: the server's base URL.
-        token: bearer token to send, or where to read it; empty for none.
-        namespace: the namespace that all calls are about.
-        transport: the connections; by default those of the process.
+    Every call raises a `RemoteError` if it fails. An empty token is not sent.
     """
 
     def __init__(
@@ -376,7 +370,7 @@ class ProtocolClient:
             RefusedError: the server does not take the request.
             NonsenseError: the answer is too large, a redirect, or compressed in an unknown way.
         """
-        headers = {"Accept-Encoding": "gzip", **self._token.headers(), **request.pop("headers", {})}
+        headers = {**self._token.headers(), **request.pop("headers", {})}
         if "content" in request:
             headers["Content-Type"] = "application/json"
         url = (self._namespace_url if root is None else root) + path

@@ -39,14 +39,10 @@ _PART = [
 def load(
     connection: sa.Connection, context_id: int, scenarios: Sequence[str], *, whole: bool = False
 ) -> dict[str, StoredRecord]:
-    """Load records by their scenario's digest, also those whose parts are all hidden.
+    """Load records of a locked context by their scenario's digest, a thousand at most.
 
-    Args:
-        connection: A transaction that has locked the context.
-        context_id: The context.
-        scenarios: The digests of the scenarios, a thousand at most.
-        whole: Whether to load the visible measurements that do not stand, too: a writer can send
-            any number of them, and who merges needs none.
+    Those come, too, whose parts are all hidden. The visible measurements that do not stand are only
+    loaded for a `whole` record: a writer can send any number of them, and who merges needs none.
     """
     is_needed = sa.or_(
         parts.c.stands,

@@ -15,7 +15,7 @@ from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import PATIENCE, Store
+from dejavu_cache.stores import PATIENCE, Store, tiers_of
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
@@ -92,21 +92,22 @@ def _export_signed(
     source: Store, contexts: list[Context], folder: str, key_file: str, is_new: bool
 ) -> None:
     """Publish the records of some contexts, and print who may read them how."""
-    if folder == "-" or not key_file:
+    is_artifact = folder.startswith("oci://")
+    if folder == "-" or not key_file or ("://" in folder and not is_artifact):
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
-    if "static+" in source.url:
+    if any(tier.keeps_copies for tier in tiers_of(source)):
         raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
     # It imports httpx, which `export` else does not need.
     from ...static_sets import make_key, publish
     from ...static_sets.registry import Registry
 
-    if is_new:
-        make_key(Path(key_file))
+    if is_new and not Path(key_file).resolve().is_relative_to(Path(folder).resolve()):
+        make_key(Path(key_file))  # one that would be served is refused below
     sets = (
         RecordSet(context=context, records=tuple(map(for_strangers, source.records(context))))
         for context in contexts
     )
-    if is_artifact := folder.startswith("oci://"):
+    if is_artifact:
         public = Registry(folder, PATIENCE).publish(sets, Path(key_file))
     else:
         public = publish(sets, Path(folder).absolute(), Path(key_file))
