@@ -371,19 +371,15 @@ def covariance(points: Points, launch_scale: float) -> Matrix:
     total = np.empty((len(pairs), len(pairs)))
     step = max(TOGETHER // len(pairs), 1)
     for rows in (slice(start, start + step) for start in range(0, len(pairs), step)):
-        part = _pick(BY_SCENARIO * alike + BY_CLOSE_CONFIG * close, configs[rows], configs)
-        part *= _pick(like_scenarios, scenarios[rows], scenarios)
-        part += _pick(BY_CONFIG * alike, configs[rows], configs)
+        part = (BY_SCENARIO * alike + BY_CLOSE_CONFIG * close)[configs[rows]][:, configs]
+        part *= like_scenarios[scenarios[rows]][:, scenarios]
+        part += BY_CONFIG * alike[configs[rows]][:, configs]
         launches = matern(points.launches[rows], points.launches, launch_scale)
-        part += launches * _pick(like_launches, configs[rows], configs)
+        part += launches * like_launches[configs[rows]][:, configs]
         part += BY_ITSELF * are_equal(pairs[rows], pairs)
         part[~are_equal(points.machines[rows], points.machines)] *= ELSEWHERE
         total[rows] = part
     return total
-
-
-def _pick(table: Matrix, rows: Numbers, columns: Numbers) -> Matrix:
-    return table.take(rows, axis=0).take(columns, axis=1)
 
 
 def are_equal(left: Numbers, right: Numbers | None = None) -> Numbers:

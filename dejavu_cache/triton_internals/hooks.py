@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..system.background_threads import start_thread
@@ -355,6 +357,17 @@ def build_driver_aside() -> None:
         nvidia.CudaUtils = aside.build
     if is_taken:
         aside.thread = start_thread(aside.compile, "dejavu-cache driver module")
+
+
+@cache
+def run_ptxas_once() -> None:
+    """Have Triton run a ptxas once: it asks for its release, and then for all that it says."""
+    from triton import knobs
+
+    ask = cache(lambda *words: subprocess.check_output(words))
+    names = {**vars(subprocess), "check_output": lambda words, **_: ask(*words)}
+    nvidia: Any = sys.modules.get("triton.backends.nvidia.compiler", knobs)
+    knobs.subprocess = nvidia.subprocess = SimpleNamespace(**names)
 
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -144,11 +144,9 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
     folder, prefix = user_folder("measuring"), f"{context.digest}-{scenario.digest}-"
-    try:
+    names, suspects = list[str](), list[Suspect]()
+    with suppress(OSError):
         names = os.listdir(folder)
-    except OSError:
-        return []
-    suspects = []
     for name in names:
         if name.startswith(prefix):
             with suppress(OSError, ValidationError):
