@@ -89,9 +89,6 @@ class Settings(BaseModel):
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the variables `DEJAVU_CACHE_*`; an empty one counts as unset.
 
-        Args:
-            environ: the variables; by default those of the process.
-
         Raises:
             SettingsError: a value is invalid; the message names the variable and what it accepts.
         """

@@ -258,12 +258,8 @@ def _on_device(q: torch.Tensor) -> AbstractContextManager[Any]:
 class Plan:
     """Attention of one batch in every layer of a model; `attention.plan` makes it.
 
-    Args:
-        batch: the validated call of one layer.
-        overlap: as in `plan`.
-
     Attributes:
-        batch: as above.
+        batch: the validated call of one layer.
         overlap: whether launches may begin while the kernel before them ends, where that is
             possible.
         implementation: name of the kernel that was chosen, a key of `IMPLEMENTATIONS`.

@@ -129,10 +129,6 @@ def halves_of(batch: Batch, overlap: bool) -> int:
     Where launches follow each other, their code is in a cache: then, drawn batches of several
     tokens a sequence took 1 to 11% less time in two halves. Heads of 256 in a float8 cache leave
     no room for two programs.
-
-    Args:
-        batch: the call.
-        overlap: as in `plan`.
     """
     rows = batch.max_seqlen_q * batch.group
     has_room = not (batch.casts and batch.head_padded > 128)
@@ -151,12 +147,6 @@ def parts_each(pairs: int, halves: int, kv_heads: int, head_padded: int) -> int:
     With an odd number of KV heads, two halves of a program compute every other tile, and have a
     partial result each. In decoding with heads of 256 these would be many and large, and take
     longer to merge than to multiply the queries twice: each half computes half of the columns.
-
-    Args:
-        pairs: as in `Schedule`.
-        halves: likewise.
-        kv_heads: KV heads of the cache.
-        head_padded: the head size of the kernel's tiles.
     """
     halves_share_keys = kv_heads % 2 == 1 and not (pairs == 0 and head_padded == 256)
     return 2 if halves == 2 and halves_share_keys else 1
@@ -213,12 +203,7 @@ def _bounds_of(batch: Batch, pairs: int, halves: int) -> _Bounds:
 
 
 def make_schedule(batch: Batch, overlap: bool = True) -> Schedule:
-    """Launch the kernel that schedules a batch, and return its buffers.
-
-    Args:
-        batch: the call; its `group` is at most HALF.
-        overlap: as in `plan`.
-    """
+    """Launch the kernel that schedules a batch, and return its buffers; `group` is at most HALF."""
     pairs, halves = pairs_of(batch), halves_of(batch, overlap)
     bounds = _bounds_of(batch, pairs, halves)
     device = batch.q.device
@@ -234,12 +219,7 @@ def make_schedule(batch: Batch, overlap: bool = True) -> Schedule:
 
 
 def constants_of(batch: Batch, halves: int) -> dict[str, int]:
-    """Return what `schedule_kernel` is compiled for: few values, since an engine meets them all.
-
-    Args:
-        batch: the call.
-        halves: as in `Schedule`.
-    """
+    """Return what `schedule_kernel` is compiled for: few values, since an engine meets them all."""
     max_seqs = FEW_SEQS
     while max_seqs < batch.num_seqs:
         max_seqs *= 4

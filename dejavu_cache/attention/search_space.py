@@ -127,8 +127,7 @@ def prune_rules(
 ) -> dict[str, Callable[..., list[triton.Config]]]:
     """Return `prune_configs_by` for Triton that drops configs that cannot run or hardly win.
 
-    Args:
-        keep: the kernel's own rule for a config and the launch's arguments by name.
+    The kernel's own rule says which config to keep, given a launch's arguments by name.
     """
 
     def prune(

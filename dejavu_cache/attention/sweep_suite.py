@@ -167,10 +167,7 @@ def current_device() -> str:
 def outline(composition: Lengths, shape: Shape, device: str) -> Batch:
     """Return a batch for what is decided before a launch: of its sizes, and with hardly any memory.
 
-    Args:
-        composition: the sequences' lengths.
-        shape: what the batch's tensors are made for.
-        device: of the tensors; `meta` for none at all.
+    On the device `meta`, its tensors have none at all.
     """
     model, page, dtype = shape
     sequences = len(composition.new)
@@ -256,13 +253,7 @@ _current_call: list[KernelCall] = []
 
 
 def case_of(implementation: str, composition: Lengths, shape: Shape) -> Case:
-    """Return the case of an implementation and a batch.
-
-    Args:
-        implementation: a key of `LAUNCHES`.
-        composition: the sequences' lengths.
-        shape: what the batch's tensors are made for.
-    """
+    """Return the case of an implementation in `LAUNCHES` and a batch."""
 
     def arguments() -> Mapping[str, Any]:
         _current_call.clear()

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -157,16 +157,16 @@ def _make_table(subject: TableSubject, lines: Mapping[int, _TableLine]) -> Tuned
         values = line.config.values
         if values.get("num_ctas") == 1:  # `triton.Config` always has it, and tables never
             del values["num_ctas"]
-        allowed = {name: value for name in FIELDS if _is_allowed(value := values.get(name))}
+        allowed = {
+            name: value
+            for name in FIELDS
+            if type(value := values.get(name)) is int and 0 <= value <= LARGEST
+        }
         unknown.update(values.keys() - allowed.keys())
         if allowed.keys() == values.keys():
             configs[size] = allowed
             uncompared += not line.is_compared
     return TunedTable(subject, configs, uncompared, unknown)
-
-
-def _is_allowed(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= LARGEST
 
 
 TableFiles = dict[str, Mapping[str, Any]]
@@ -190,15 +190,11 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> TableFiles:
 
 
 def sglang_files(tables: Iterable[TunedTable], version: str) -> TableFiles:
-    """Return the files for the folder that `SGLANG_MOE_CONFIG_DIR` names.
+    """Return the files for the folder that `SGLANG_MOE_CONFIG_DIR` names, of one Triton or of all.
 
     SGLang looks in the folder of its own version of Triton first, then in all others. It stops at a
     folder whose name has more than numbers, so that tables of 3.4.0+git are in that of 3.4.0,
     unless there is one of 3.4.0 itself.
-
-    Args:
-        tables: the tables.
-        version: of Triton; empty for all.
     """
     files: TableFiles = {}
     for table in sorted(tables, key=lambda table: len(table.subject.triton), reverse=True):

@@ -215,11 +215,7 @@ def _is_looked_up(kernel: Any) -> bool:
 
 
 def use_recorded_configs(graph: Any) -> None:
-    """Replace the configs of each cached kernel of a traced graph by the recorded one.
-
-    Args:
-        graph: a `torch.fx.Graph`.
-    """
+    """Replace the configs of the cached kernels of a `torch.fx.Graph` by the recorded ones."""
     from torch._higher_order_ops import triton_kernel_wrap
 
     targets = (

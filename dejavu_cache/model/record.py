@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeVar
-from weakref import WeakValueDictionary
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +21,6 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
-    ValidatorFunctionWrapHandler,
     WrapValidator,
 )
 
@@ -40,6 +38,7 @@ from .scenario import (
     ValueModel,
     canonical_json,
     moment_after,
+    share_config,
     sort_by_name,
 )
 
@@ -96,21 +95,10 @@ class Resources(FrozenModel):
     """Bytes of shared memory of a program."""
 
 
-def _share(values: Any, validate: ValidatorFunctionWrapHandler) -> Config:
-    """Return one object for all equal configs that are read: a kernel's records repeat them."""
-    text = repr(values)
-    if (config := _shared.get(text)) is None:
-        _shared[text] = config = validate(values)
-    return config
-
-
-_shared: WeakValueDictionary[str, Config] = WeakValueDictionary()
-
-
 class Measurement(FrozenModel):
     """One config's timing or failure, with its provenance."""
 
-    config: Annotated[Config, WrapValidator(_share)]
+    config: Annotated[Config, WrapValidator(share_config)]
     median: Milliseconds | None = None
     p20: Milliseconds | None = None
     p80: Milliseconds | None = None
@@ -516,4 +504,4 @@ def version_of(text: str | bytes, field: str = "format") -> int:
 def first_problem(error: ValidationError) -> str:
     """Return the place and the text of a validation's first error."""
     first = error.errors(include_url=False, include_context=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))[:500]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from pydantic import (
     AfterValidator,
@@ -288,6 +289,17 @@ class Config(ValueModel):
     def __str__(self) -> str:
         """Format parameters and options as `NAME=VALUE, …`."""
         return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
+
+def share_config(values: Any, validate: Any) -> Config:
+    """Return one object for all equal configs, which a kernel declares and its records repeat."""
+    text = repr(values)
+    if (config := _shared.get(text)) is None:
+        _shared[text] = config = validate(values)
+    return config
+
+
+_shared: WeakValueDictionary[str, Config] = WeakValueDictionary()
 
 
 def divide_values(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:

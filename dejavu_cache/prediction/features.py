@@ -55,11 +55,11 @@ class Point(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Encoded points, a row each; the columns are the values that vary among the points.
+    """Encoded points; the columns are the values that vary among the points.
 
     Attributes:
-        configs: [points, values of a config].
-        scenarios: [points, values of a scenario].
+        configs: [different configs, values of a config].
+        scenarios: [different scenarios, values of a scenario].
         launches: [points, what a launch does with the config].
         machines: [points], the number of the GPU model and Triton.
         scenario_numbers: [points], the number of the scenario.
@@ -87,20 +87,16 @@ def encode(points: Sequence[Point], resources: Mapping[Config, Resources]) -> Po
     scenario_values = _columns([scenario.values for scenario in scenarios])
     usual = _middle(resources.values())
     together = [programs_at_once(config, resources.get(config, usual)) for config in configs]
-    # Between points of which some have no number of programs, that would be a difference.
-    have_programs = all(point.programs for point in points)
-    launches = [
-        _launch(point, together[number], have_programs=have_programs)
-        for point, number in zip(points, config_numbers.tolist(), strict=True)
-    ]
+    warps = np.array([*map(_warps, configs)])[config_numbers]
+    launches = _launches(points, np.array(together)[config_numbers], warps)
     sizes = _powers([scenario.args for scenario in scenarios])[scenario_numbers]
     blocks = _powers([config.params for config in configs])[config_numbers]
     ratios = sizes[:, :, None] - blocks[:, None, :]
     ratios = np.where(np.isnan(ratios), 0.0, RATIO * np.clip(ratios, *FEWEST_PER_RATIO))
     return Points(
-        _scale(config_values[config_numbers], 1e-9),
-        _scale(scenario_values[scenario_numbers], 0.5),  # values that differ little stay alike
-        np.hstack([np.array(launches), ratios.reshape(len(points), -1)]),
+        _scale(config_values, config_numbers, 1e-9),
+        _scale(scenario_values, scenario_numbers, 0.5),  # values that differ little stay alike
+        np.hstack([launches, ratios.reshape(len(points), -1)]),
         _number([point.environment for point in points])[0],
         scenario_numbers,
         config_numbers,
@@ -113,23 +109,24 @@ def _number(things: Sequence[T]) -> tuple[Numbers, list[T]]:
     return np.array([numbers.setdefault(thing, len(numbers)) for thing in things]), [*numbers]
 
 
-def _scale(values: Matrix, least: float) -> Matrix:
-    """Return [rows, columns], each column centred and over its spread plus `least`."""
-    scaled: Matrix = (values - values.mean(axis=0)) / (values.std(axis=0) + least)
+def _scale(values: Matrix, numbers: Numbers, least: float) -> Matrix:
+    """Return [rows, columns], each centred and over its spread in all points plus `least`."""
+    of_points = values[numbers]
+    scaled: Matrix = (values - of_points.mean(axis=0)) / (of_points.std(axis=0) + least)
     return scaled
 
 
-def _launch(point: Point, together: int, *, have_programs: bool) -> list[float]:
-    """Return what a launch does: its programs and their waves."""
-    units, values = max(point.environment.device.units, 1), [0.0] * 4
-    if have_programs and point.programs:
-        values = [
-            math.log2(point.programs) / 2,
-            min(_unevenness(point.programs / units), 3.0),
-            min(_unevenness(point.programs / (units * together)), 3.0),
-            math.log2(point.programs / (units * together)) / 2,
-        ]
-    return [*values, math.log2(together * _warps(point.config)) / 2]
+def _launches(points: Sequence[Point], together: Numbers, warps: Numbers) -> Matrix:
+    """Return [points, what a launch does]: its programs, their waves, and the warps at once."""
+    units = np.array([max(point.environment.device.units, 1) for point in points])
+    programs = np.array([point.programs or 0 for point in points], dtype=float)
+    values = [np.zeros(len(points))] * 4
+    # Between points of which some have no number of programs, that would be a difference.
+    if programs.all():
+        waves = programs / (units * together)
+        uneven = (np.log2(np.ceil(rounds) / rounds) for rounds in (programs / units, waves))
+        values = [np.log2(programs) / 2, *np.minimum([*uneven], 3.0), np.log2(waves) / 2]
+    return np.column_stack([*values, np.log2(together * warps) / 2])
 
 
 def programs_at_once(config: Config, resources: Resources | None) -> int:
@@ -149,11 +146,6 @@ def programs_at_once(config: Config, resources: Resources | None) -> int:
 def _warps(config: Config) -> int:
     warps = config.options.get("num_warps")
     return warps if isinstance(warps, int) and warps > 0 else 4
-
-
-def _unevenness(waves: float) -> float:
-    """Return by how much the last wave lengthens a launch, as a logarithm."""
-    return math.log2(math.ceil(waves) / waves)
 
 
 def _middle(reports: Iterable[Resources]) -> Resources | None:

@@ -148,7 +148,8 @@ def _time_lost(time: float, slowdown: float) -> float:
 def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[float, float]:
     """Return the expected logarithm of a config's time at the last point, by all others'."""
     encoded = encode(points, {})
-    values, here = np.hstack([encoded.scenarios, encoded.launches]), are_equal(encoded.machines)
+    scenarios, here = encoded.scenarios[encoded.scenario_numbers], are_equal(encoded.machines)
+    values = np.hstack([scenarios, encoded.launches])
     alike = 1 + BY_LINE * values @ values.T + matern(values, values, TIME_SCALE)
     alike *= np.where(here, 1.0, ELSEWHERE)
     gram, across = alike[:-1, :-1] + TIME_NOISE * np.eye(len(measured)), alike[:-1, -1]
@@ -224,21 +225,20 @@ class SlowdownModel:
         resources = {entry.config: entry.resources for entry in entries if entry.resources}
         learned, slowdowns = _sample(records, scenario, self._index)
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
-        points = encode([*learned, *asked], resources)
-        there = Points._make(values[: len(learned)] for values in points)
-        here = Points._make(values[len(learned) :] for values in points)
-        scale = UNMEASURED_LAUNCH_SCALE if unmeasured else LAUNCH_SCALE
-        before = covariance(here, here, scale)
+        points, known = encode([*learned, *asked], resources), len(learned)
+        joint = covariance(points, UNMEASURED_LAUNCH_SCALE if unmeasured else LAUNCH_SCALE)
+        before = joint[known:, known:]
         self._beliefs = [Belief(np.zeros(len(asked)), before, 1.0)]
         if learned:
             center = slowdowns.mean()
-            gram = covariance(there, there, scale)
-            gram.flat[:: len(learned) + 1] += NOISE
-            gram[are_equal(there.scenario_numbers) & are_equal(there.machines)] += LEVEL
-            across, residuals = covariance(there, here, scale), slowdowns - center
+            gram, across = joint[:known, :known], joint[:known, known:]
+            machines, scenarios = points.machines[:known], points.scenario_numbers[:known]
+            gram.flat[:: known + 1] += NOISE
+            gram[are_equal(scenarios) & are_equal(machines)] += LEVEL
+            residuals = slowdowns - center
             inverse = _without_hiccups(np.linalg.inv(gram), residuals)
             weights, surprise = inverse @ across, float(residuals @ inverse @ residuals)
-            spread = (TRUST + surprise) / (TRUST + len(learned))
+            spread = (TRUST + surprise) / (TRUST + known)
             after = Belief(center + residuals @ weights, before - across.T @ weights, spread)
             self._beliefs.insert(0, after)
 
@@ -357,30 +357,28 @@ def _sample(
     return [point for point, _ in points], np.array([slowdown for _, slowdown in points])
 
 
-def covariance(left: Points, right: Points, launch_scale: float) -> Matrix:
-    """Return the covariance of slowdowns [left, right] before anything is measured.
+def covariance(points: Points, launch_scale: float) -> Matrix:
+    """Return the covariance of slowdowns [points, points] before anything is measured.
 
     Some rows at a time: new pages for large arrays took 40 of a model's 50 ms.
     """
-    rows = max(TOGETHER // len(right.machines), 1)
-    parts = (
-        Points._make(values[start : start + rows] for values in left)
-        for start in range(0, len(left.machines), rows)
-    )
-    return np.vstack([_covariance_of_rows(part, right, launch_scale) for part in parts])
-
-
-def _covariance_of_rows(left: Points, right: Points, launch_scale: float) -> Matrix:
-    configs = matern(left.configs, right.configs, CONFIG_SCALE)
-    scenarios = matern(left.scenarios, right.scenarios, SCENARIO_SCALE)
-    close = matern(left.configs, right.configs, CONFIG_SCALE / 3)
-    launches = matern(left.launches, right.launches, launch_scale)
-    alike = matern(left.configs, right.configs, CONFIG_SCALE * 1.5)
-    total = configs * (BY_CONFIG + BY_SCENARIO * scenarios)
-    total += BY_CLOSE_CONFIG * scenarios * close + BY_LAUNCH * launches * alike
-    itself = are_equal(left.config_numbers, right.config_numbers)
-    total += BY_ITSELF * itself * are_equal(left.scenario_numbers, right.scenario_numbers)
-    total[~are_equal(left.machines, right.machines)] *= ELSEWHERE
+    configs, scenarios = points.config_numbers, points.scenario_numbers
+    pairs = configs * len(points.scenarios) + scenarios
+    alike = matern(points.configs, points.configs, CONFIG_SCALE)
+    close = matern(points.configs, points.configs, CONFIG_SCALE / 3)
+    like_launches = BY_LAUNCH * matern(points.configs, points.configs, CONFIG_SCALE * 1.5)
+    like_scenarios = matern(points.scenarios, points.scenarios, SCENARIO_SCALE)
+    total = np.empty((len(pairs), len(pairs)))
+    step = max(TOGETHER // len(pairs), 1)
+    for rows in (slice(start, start + step) for start in range(0, len(pairs), step)):
+        part = (BY_SCENARIO * alike + BY_CLOSE_CONFIG * close)[configs[rows]][:, configs]
+        part *= like_scenarios[scenarios[rows]][:, scenarios]
+        part += BY_CONFIG * alike[configs[rows]][:, configs]
+        launches = matern(points.launches[rows], points.launches, launch_scale)
+        part += launches * like_launches[configs[rows]][:, configs]
+        part += BY_ITSELF * are_equal(pairs[rows], pairs)
+        part[~are_equal(points.machines[rows], points.machines)] *= ELSEWHERE
+        total[rows] = part
     return total
 
 

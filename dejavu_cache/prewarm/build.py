@@ -221,10 +221,7 @@ def prewarm(
 ) -> tuple[Manifest, list[str]]:
     """Build a prewarmed folder without a GPU; return its manifest and remarks for the user.
 
-    Args:
-        spec: what is prewarmed, and for which devices.
-        out: the folder, in which nothing may be yet.
-        processes: number of processes that compile at once; None is one per CPU.
+    Nothing may be in `out` yet. By default, one process per CPU compiles.
 
     Raises:
         PrewarmError: the folder cannot be built or written; there is none then.

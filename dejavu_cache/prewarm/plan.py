@@ -1,31 +1,25 @@
-"""Plan a prewarming: find modules' kernels, and the binaries that records of them need.
+"""Plan a prewarming: the records that a program will use, and the binaries that they need.
 
-This machine has no GPU. Importing the modules finds the kernels, and their records name the rest.
+This machine has no GPU: what a GPU would launch is read from the records.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
-import sys
 import sysconfig
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 
 from .. import __version__
-from ..errors import PrewarmError, SettingsError
+from ..errors import PrewarmError
 from ..model.record import Record, RecordedLaunch
-from ..model.scenario import Config, Context, Device, Environment, Kernel, Scenario, now
+from ..model.scenario import Context, Device, Environment, Kernel, Scenario, now
 from ..model.selection import winner
-from ..policy import config_with
-from ..runtime.autotuner import CachedAutotuner
 from ..runtime.launch_recorder import LAUNCH_METHOD, CompiledLaunch
 from ..settings import current_settings
 from ..stores import (
@@ -40,7 +34,6 @@ from ..stores import (
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
 from ..triton_internals.compilation import binary_key, target_of, wheel
-from ..triton_internals.config_names import describe
 from ..triton_internals.environment import (
     backend_for,
     backend_hash,
@@ -49,175 +42,17 @@ from ..triton_internals.environment import (
 )
 from ..triton_internals.generated_code import has_equal_code
 from ..triton_internals.hooks import noting_compilations, platform_key, set_target
-from ..triton_internals.identity import find_jit_function, identify, is_decorated_alike, kernel_name
+from ..triton_internals.identity import is_decorated_alike
 from ..triton_internals.versions import TYPE_NAMES
 from ..tuning.compile_ahead import compile_together
 from .build import BuildPlan, CompileJob, PrewarmSpec
+from .discovered_kernels import DiscoveredKernel, DiscoveredKernels
 
 GPUS = (
     Device(name="NVIDIA H100 80GB HBM3", arch="sm_90", units=132, memory_gib=79),
     Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),
 )
 """GPUs that an engine may be prewarmed for without any record of them."""
-
-
-class DiscoveredKernel(NamedTuple):
-    """A kernel as its module defines it.
-
-    Attributes:
-        name: qualified name.
-        source: key of the code.
-        function: Triton's `JITFunction`.
-        autotuners: the autotuners that decorate it: usually one, or none if it is not tuned.
-    """
-
-    name: str
-    source: str
-    function: Any
-    autotuners: list[CachedAutotuner]
-
-    @property
-    def sources(self) -> frozenset[str]:
-        """Keys that the kernel's records have."""
-        return frozenset({self.source, *(tuner.declaration.source for tuner in self.autotuners)})
-
-    def configs(self, backend: str) -> dict[Config, Any]:
-        """Return the configs declared for a backend (`cuda`, `hip`) by their names in records."""
-        declared: dict[Config, Any] = {}
-        for autotuner in self.autotuners:
-            space: Any = autotuner.configs
-            for config in space.for_vendor(backend) if hasattr(space, "for_vendor") else space:
-                declared.setdefault(describe(config), config)
-        return declared
-
-    def default(
-        self, declared: Mapping[Config, Any], scenario: Scenario, launch: RecordedLaunch | None
-    ) -> Config | None:
-        """Return a scenario's default config, as far as it can be told from a recorded launch."""
-        constants = {
-            name: value
-            for name, value in (launch.constants if launch else {}).items()
-            if not (isinstance(value, str) and value.startswith("json:"))
-        }
-        for autotuner in self.autotuners:
-            default = autotuner.declaration.options.get("default")
-            if callable(default):
-                try:
-                    import torch
-
-                    tensors = {  # their element types are all that is known
-                        name: torch.empty(0, dtype=getattr(torch, dtype), device="meta")
-                        for name, dtype in scenario.dtypes.items()
-                        if hasattr(torch, dtype)
-                    }
-                    default = default({**tensors, **constants, **scenario.args})
-                except Exception:  # it may use more of its arguments than is known here
-                    continue
-            if isinstance(default, Mapping):
-                default = config_with(default, declared.values())
-            default = default or next(iter(declared.values()), None)
-            if default is not None:
-                return describe(default)
-        return None
-
-
-class DiscoveredKernels(NamedTuple):
-    """The kernels of some modules.
-
-    Attributes:
-        by_name: the kernels by qualified name.
-        left_out: errors of submodules that could not be imported, by name.
-    """
-
-    by_name: dict[str, DiscoveredKernel]
-    left_out: dict[str, str]
-
-    @classmethod
-    def of(cls, names: Sequence[str], recorded: Iterable[str] = ()) -> DiscoveredKernels:
-        """Import modules, with all modules in packages, and recorded ones; collect their kernels.
-
-        Raises:
-            SettingsError: one of the named modules cannot be imported, or none has a kernel.
-            PrewarmError: a recorded module lacks another one; what is not of this version of the
-                engine is left out.
-        """
-        left_out: dict[str, str] = {}
-        modules = [module for name in names for module in _import_modules(name, left_out)]
-        modules += _import_each(recorded, left_out, is_needed=True)
-        kernels: dict[str, DiscoveredKernel] = {}
-        for module in modules:
-            for value in list(vars(module).values()):
-                if hasattr(value, "fn") and find_jit_function(value) is not None:
-                    _add(kernels, value)
-        if not kernels:
-            raise SettingsError(
-                f"there is no kernel in {', '.join(names)}: name the modules that define them"
-            )
-        return cls(kernels, left_out)
-
-
-def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"{name} cannot be imported: there is no {error.name} on the builder; install it, "
-            "or name modules that do without"
-        ) from error
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise SettingsError(
-            f"{name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    yield module
-    folders = getattr(module, "__path__", ())
-    submodules = pkgutil.walk_packages(folders, f"{name}.", onerror=lambda _: None)
-    yield from _import_each((submodule.name for submodule in submodules), left_out)
-
-
-def _import_each(
-    names: Iterable[str], left_out: dict[str, str], *, is_needed: bool = False
-) -> Iterator[ModuleType]:
-    for name in names:
-        if name.rpartition(".")[2] == "__main__":
-            continue
-        try:
-            yield importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            lacking = error.name if isinstance(error, ModuleNotFoundError) else None
-            if is_needed and lacking and not f"{name}.".startswith(f"{lacking}."):
-                raise PrewarmError(
-                    f"{name} has kernels of the engine and cannot be imported: install {lacking}"
-                ) from error
-            left_out[name] = f"{type(error).__name__}: {error}"
-
-
-def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
-    """Add a kernel, with all its decorators."""
-    function = find_jit_function(value)
-    name = kernel_name(function)
-    if name not in kernels:
-        source = identify(function, ()).source or uuid.uuid4().hex  # without a key, of no record
-        kernels[name] = DiscoveredKernel(name, source, function, [])
-    while value is not function:
-        if isinstance(value, CachedAutotuner) and all(
-            value is not autotuner for autotuner in kernels[name].autotuners
-        ):
-            kernels[name].autotuners.append(value)
-        value = value.fn
-
-
-def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
-    """Return a config's values as a launch passes them to Triton.
-
-    A declared config keeps its author's own values, which may be of types that records do not have.
-    """
-    if config is None:
-        return {}
-    if config in declared:
-        return dict(declared[config].all_kwargs())
-    return config.values
 
 
 def builder_environment(device: Device) -> Environment:
@@ -243,10 +78,6 @@ def builder_environment(device: Device) -> Environment:
 def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
     """Copy the records that a program will use to the folder, and list the binaries to compile.
 
-    Args:
-        spec: the options of the prewarming.
-        kernels: the kernels of the named modules.
-
     Raises:
         PrewarmError: a device has no records, or they were made by another toolchain than the
             builder's.
@@ -255,14 +86,31 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
+    environments, selected = _select_records(spec, kernels, notes)
+    jobs = JobList(selected)
+    target = FileStore(Path(spec.folder) / RECORDS)
+    for records in selected:
+        target.put(records.context, records.records)
+    return BuildPlan(
+        jobs=tuple(jobs.needed),
+        fallbacks=tuple(job for job in jobs.fallbacks if job not in jobs.needed),
+        manifest=_manifest(environments, selected, jobs.scenarios),
+        notes=tuple(dict.fromkeys([*notes, *jobs.notes])),
+    )
+
+
+def _select_records(
+    spec: PrewarmSpec, kernels: DiscoveredKernels, notes: list[str]
+) -> tuple[list[Environment], list[KernelRecords]]:
+    """Return the devices' environments, by name, and the records of what is launched on them."""
     with open_patiently(spec.store) as own:
         shipped = shipped_stores() if current_settings().shipped else []
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)
-        devices = sorted(
-            (_device(name, contexts, spec) for name in spec.devices), key=lambda device: device.name
-        )
-        environments = [builder_environment(device) for device in devices]
+        devices = (_device(name, contexts, spec) for name in spec.devices)
+        environments = [
+            builder_environment(device) for device in sorted(devices, key=lambda one: one.name)
+        ]
         if spec.engine:  # it needs no records of kernels that it does not launch
             found = TieredStore([MemoryStore()])
             for environment in environments if spec.options else ():
@@ -280,33 +128,33 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
             "and what is installed here, or name its model by --option model=config.json"
             + "".join(f" ({note})" for note in notes[:1])
         )
-    jobs = JobList(selected)
-    target = FileStore(Path(spec.folder) / RECORDS)
-    for records in selected:
-        target.put(records.context, records.records)
+    return environments, selected
+
+
+def _manifest(
+    environments: Sequence[Environment],
+    selected: Sequence[KernelRecords],
+    scenarios: Mapping[str, int],
+) -> Manifest:
+    """Return a folder's manifest, without its files."""
+    devices = [environment.device for environment in environments]
     targets = (target_of(device.arch) for device in devices)
-    return BuildPlan(
-        jobs=tuple(jobs.needed),
-        fallbacks=tuple(job for job in jobs.fallbacks if job not in jobs.needed),
-        manifest=Manifest(
-            made_by=__version__,
-            triton=triton.__version__,
-            wheel=wheel(),
-            abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
-            platform=sysconfig.get_platform(),
-            host_key=platform_key(),
-            devices=tuple(devices),
-            targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
-            codegen={one.device.name: one.codegen for one in environments},
-            kernels=tuple(
-                PrewarmedKernel(
-                    name=name, source=kernels.by_name[name].source, scenarios=jobs.scenarios[name]
-                )
-                for name in sorted({records.kernel.name for records in selected})
-            ),
-            files={},
+    sources = {records.kernel.name: records.kernel.source for records in selected}
+    return Manifest(
+        made_by=__version__,
+        triton=triton.__version__,
+        wheel=wheel(),
+        abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
+        platform=sysconfig.get_platform(),
+        host_key=platform_key(),
+        devices=tuple(devices),
+        targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
+        codegen={one.device.name: one.codegen for one in environments},
+        kernels=tuple(
+            PrewarmedKernel(name=name, source=source, scenarios=scenarios[name])
+            for name, source in sorted(sources.items())
         ),
-        notes=tuple(dict.fromkeys([*notes, *jobs.notes])),
+        files={},
     )
 
 
@@ -465,9 +313,6 @@ class KernelRecords(NamedTuple):
 
 class JobList:
     """The binaries that a program needs when it uses certain records.
-
-    Args:
-        selected: the records.
 
     Attributes:
         needed: the jobs of winners, and of launches that have no config.

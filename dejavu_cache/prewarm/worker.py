@@ -24,15 +24,12 @@ from ..triton_internals.hooks import (
     set_target,
 )
 from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
-from .plan import DiscoveredKernels, launch_values, plan
+from .discovered_kernels import DiscoveredKernels, launch_values
+from .plan import plan
 
 
 class CompileWorker:
     """Runs the jobs of one process.
-
-    Args:
-        spec: the options of the prewarming.
-        parent: is sent nothing but answers.
 
     Raises:
         SettingsError: a module cannot be imported.

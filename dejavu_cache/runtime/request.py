@@ -229,10 +229,8 @@ class Request:
     def result_check(self, options: CheckOptions | None, mark: MeasurementMark) -> ResultCheck:
         """Return what compares the results of this launch's configs with the default's.
 
-        Args:
-            options: declarations of the kernel's author; None: nothing is compared, since the
-                author does not want it, or the default config cannot run.
-            mark: says which config touches the device.
+        Without options nothing is compared, since the kernel's author does not want it, or the
+        default config cannot run.
         """
         return ResultCheck(
             self.candidate_launch(),

@@ -95,11 +95,7 @@ class Store(ABC):
 
     @abstractmethod
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        """Return the contexts that have records, sorted by their text.
-
-        Args:
-            kernel: qualified name of a kernel; None stands for all kernels.
-        """
+        """Return the contexts of a kernel, or of all, that have records, sorted by their text."""
 
     @abstractmethod
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
@@ -124,9 +120,7 @@ class Store(ABC):
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records, and records of which nothing is left.
 
-        Args:
-            context: the context of the records.
-            parts: the digests of measurements and pins, as `model.merge` makes them.
+        Parts are named by the digests of measurements and pins, as `model.merge` makes them.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.

@@ -34,8 +34,7 @@ LAST_SECONDS = 0.25
 class LocalCopies:
     """The records that one kernel's launches have looked up, in tiers of stores.
 
-    Args:
-        changed: is called with a context after a local copy has changed.
+    After a local copy has changed, `changed` is called with its context.
     """
 
     def __init__(self, tiers: Sequence[Store], changed: Callable[[Context], None]) -> None:

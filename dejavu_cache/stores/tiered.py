@@ -309,9 +309,8 @@ def _warn_of_unwritable(tier: Store, error: Exception) -> None:
 def open_store(url: str) -> Store:
     """Open the store of a URL; several URLs, separated by commas, make a tiered store.
 
-    Args:
-        url: `file:///path`, `/path`, `memory://`, `prewarmed:///path` or a scheme that a package
-            adds, such as `https://…`.
+    There are `file:///path`, `/path`, `memory://`, `prewarmed:///path` and schemes that packages
+    add, such as `https://…`.
 
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.

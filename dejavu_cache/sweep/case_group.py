@@ -80,19 +80,14 @@ def make_request(case: Case, loss: float = 0.0) -> Request:
     return replace(request, budget=replace(request.budget, loss=loss))
 
 
-def current_record(request: Request, store: Store) -> Record:
-    """Return the record of a request's scenario, which may be empty."""
-    stored = store.get(request.context, request.scenario, fresh=True)
-    return stored.record if stored else Record(scenario=request.scenario)
+def current_record(store: Store, context: Context, scenario: Scenario) -> Record:
+    """Return the record of a scenario, which may be empty."""
+    stored = store.get(context, scenario, fresh=True)
+    return stored.record if stored else Record(scenario=scenario)
 
 
 class CaseTuner:
-    """Tunes cases as a job asks for it.
-
-    Args:
-        job: the job, with the end of its time and the configs that took down its workers.
-        parent: receives the event `config` when a config is about to be measured.
-        store: where records are written.
+    """Tunes cases as a job asks for it, and tells the parent of each config before it is measured.
 
     Attributes:
         deadline: when the job's time is over, in seconds of `time.monotonic`.
@@ -382,8 +377,7 @@ class GroupRecord:
         """Read the record; the caller holds the scenario's lease."""
         self.store = store
         self.context = context
-        stored = store.get(context, scenario, fresh=True)
-        self.record = stored.record if stored else Record(scenario=scenario)
+        self.record = current_record(store, context, scenario)
 
     @property
     def scores(self) -> CaseScores[Config]:

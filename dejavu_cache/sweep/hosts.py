@@ -202,12 +202,9 @@ NEW_ACTOR_EVERY = 1.0
 def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     """Return one host per GPU of a cluster, or one per CPU if it has no GPUs.
 
-    The suite must be importable on every machine, and every machine must reach the store.
-
-    Args:
-        spec: the subject of the sweep.
-        address: as `ray.init` takes it: `auto`, `ray://head:10001`, `head:6379`, or `local` for a
-            new cluster on this machine.
+    The suite must be importable on every machine, and every machine must reach the store. The
+    address is as `ray.init` takes it: `auto`, `ray://head:10001`, `head:6379`, or `local` for a new
+    cluster on this machine.
 
     Raises:
         SettingsError: no cluster answers at the address.

@@ -106,11 +106,9 @@ def _as_cases(made: Case | Iterable[Case]) -> list[Case]:
 
 
 def load_suite(where: str) -> Suite:
-    """Import a suite.
+    """Import a suite from `MODULE[:NAME]` or `FILE.py[:NAME]`; the default name is `suite`.
 
-    Args:
-        where: `MODULE[:NAME]` or `FILE.py[:NAME]` of a `Suite`, or of a function that returns the
-            cases; the default name is `suite`.
+    The name is that of a `Suite`, or of a function that returns the cases.
 
     Raises:
         SettingsError: the object cannot be found, or is no suite.

@@ -52,9 +52,6 @@ class EarlyCompiler(ExitStack):
     Compilers in one process would wait for each other, and the look-ups for them, since each holds
     the interpreter's lock for a tenth of its time. Where launches are few, or a process cannot,
     the threads compile, once the look-ups are done.
-
-    Args:
-        kernels: the launches' kernels.
     """
 
     def __init__(self, kernels: Iterable[Any]) -> None:
@@ -121,11 +118,7 @@ class EarlyCompiler(ExitStack):
 
 
 class SweepWorker:
-    """Runs the jobs of one process.
-
-    Args:
-        spec: the subject of the sweep.
-        parent: receives the event `config` when a config is about to be measured.
+    """Runs the jobs of one process, and tells the parent of each config before it is measured.
 
     Raises:
         SettingsError: the suite cannot be used, or this machine has no GPU.
@@ -207,7 +200,7 @@ class SweepWorker:
             return subject.measure(CaseTuner(job, self._parent, self.journal))
         if job.do == "measure":
             return self._measure(job, subject)
-        record = current_record(subject, self.journal)
+        record = current_record(self.journal, subject.context, subject.scenario)
         best = rules.best_config(subject, record)
         cases = record.by_config[best].cases if best else None  # None: the timing is of all
         is_new = cases is not None and job.case not in cases
@@ -242,7 +235,7 @@ class SweepWorker:
 
     def _measure(self, job: CaseJob, request: Request) -> dict[str, Any]:
         resolution, measured = CaseTuner(job, self._parent, self.journal).tune(request)
-        record = current_record(request, self.journal)
+        record = current_record(self.journal, request.context, request.scenario)
         if resolution.how == "pinned":
             return {"status": "known"}
         if measured and not record.measurements:

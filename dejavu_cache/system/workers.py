@@ -255,10 +255,7 @@ class WorkerPool(Generic[JobT]):
 
     Each worker works through a part of the jobs of its own, then helps where most are left.
     Neighbours in a list of jobs mostly share their binaries, and two workers that took turns would
-    both compile all of them.
-
-    Args:
-        workers: the workers, which start at once.
+    both compile all of them. The workers start at once.
 
     Attributes:
         errors: what workers have raised that could not start, or could not work.
@@ -283,9 +280,7 @@ class WorkerPool(Generic[JobT]):
     def run(self, jobs: Sequence[JobT], deadline: float = math.inf) -> Iterator[tuple[JobT, Any]]:
         """Yield each job with its outcome once it is done.
 
-        Args:
-            jobs: the jobs, in order.
-            deadline: when no job is handed out any more, in seconds of `time.monotonic`.
+        After a deadline in seconds of `time.monotonic`, no job is handed out any more.
         """
         count = len(self._parts)
         edges = [number * len(jobs) // count for number in range(count + 1)]
@@ -345,12 +340,7 @@ class WorkerPool(Generic[JobT]):
 
 @dataclass(eq=False)
 class ParentConnection:
-    """The worker's side of the connection: reads requests and sends events.
-
-    Args:
-        requests: the lines that the parent writes.
-        events: the stream that the parent reads.
-    """
+    """The worker's side of the connection: reads requests and sends events."""
 
     requests: IO[str]
     events: IO[str]
@@ -371,11 +361,9 @@ class ParentConnection:
         return connection
 
     def send(self, event: str, **fields: Any) -> None:
-        """Send an event; any thread may call this, and nothing is raised if the parent is gone.
+        """Send an event, with fields of types that JSON has.
 
-        Args:
-            event: the kind of the event.
-            fields: its content, of types that JSON has.
+        Any thread may call this, and nothing is raised if the parent is gone.
         """
         line = json.dumps({"event": event, **fields})
         with self._lock, suppress(BrokenPipeError):
@@ -417,12 +405,9 @@ class ParentConnection:
 def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
     """Run the jobs of the parent until it closes the connection, then end the process.
 
-    Args:
-        runner: made with the subject and the `ParentConnection`. Its `ready` is what the parent is
-            told before the first job, `run` returns a job's outcome, and `close` writes what is
-            left. A `DejavuError` of `run` leaves it usable; any other error ends the process.
-        subject: the type of the subject, which comes first.
-        job: the type of the jobs.
+    The runner is made with the subject and the `ParentConnection`. Its `ready` is what the parent
+    is told before the first job, `run` returns a job's outcome, and `close` writes what is left. A
+    `DejavuError` of `run` leaves it usable; any other error ends the process.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

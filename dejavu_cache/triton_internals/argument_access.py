@@ -83,10 +83,6 @@ def _pointers(signature: Mapping[str, Any]) -> Iterator[str]:
 
 @lru_cache(32)  # configs that differ in their warps or stages share their text
 def _accesses_in(text: str, names: tuple[str, ...]) -> Accesses:
-    return _trace_pointers(_parse(text), names)
-
-
-def _parse(text: str) -> Any:
     from triton._C.libtriton import ir
 
     context = ir.context()
@@ -95,8 +91,7 @@ def _parse(text: str) -> Any:
         file.write(text)
         file.flush()
         module = ir.parse_mlir_module(file.name, context)
-    module.context = context
-    return module
+    return _trace_pointers(module, names)
 
 
 def _trace_pointers(module: Any, names: Sequence[str]) -> Accesses:

@@ -154,10 +154,6 @@ class Answers:
     """The answers of a function, asked once for launches that are equal in all that it has read.
 
     What it has read for one launch is compared for every other one. The grid does not count.
-
-    Args:
-        arg_names: the kernel's parameters, in order.
-        ask: answers for a launch.
     """
 
     def __init__(self, arg_names: Sequence[str], ask: Ask) -> None:

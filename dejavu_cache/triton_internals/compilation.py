@@ -377,8 +377,7 @@ def compiling_in(executor: Executor, begun: dict[str, Any] | None = None) -> Ite
 def await_kernel(kernel: Any) -> CompiledKernel:
     """Wait for a kernel's compilation, and return the compiled kernel.
 
-    Args:
-        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+    It takes what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
 
     Raises:
         Exception: what Triton raises where the kernel cannot be compiled.
@@ -390,9 +389,6 @@ def load_binary(kernel: Any) -> None:
     """Wait for a kernel's compilation and load its binary onto the device.
 
     Triton's loader checks shared memory, tensor memory and threads (which registers limit).
-
-    Args:
-        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
 
     Raises:
         Exception: what Triton raises where the kernel cannot be compiled or loaded.

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
-from ..model.scenario import Config, Scalar, is_scalar
+from ..model.scenario import Config, Scalar, is_scalar, share_config
 from ..system.notices import warn_once
 from .identity import PROCESS, dtype_name, value_text
 
@@ -61,17 +61,16 @@ LAUNCH_OPTIONS = TUNING_OPTIONS | {
 """Options that a launch may set and a record may hold, for the same reason."""
 
 
-def unknown_name(names: Iterable[str], parameters: Iterable[str]) -> str | None:
+def unknown_name(names: Iterable[str], parameters: Sequence[str]) -> str | None:
     """Say which name of a config is neither a kernel's parameter nor an option of any compiler.
 
     Triton raises for such a name at the first launch, whatever reads it before.
     """
-    known = [*parameters]
     for name in names:
-        if name not in known and name not in _compiler_options():
+        if name not in parameters and name not in _compiler_options():
             return (
                 f"{name!r}, which is neither an argument nor an option of a compiler: "
-                f"{did_you_mean(name, [*known, *TUNING_OPTIONS])}"
+                f"{did_you_mean(name, [*parameters, *TUNING_OPTIONS])}"
             )
     return None
 
@@ -87,13 +86,12 @@ def _compiler_options() -> frozenset[str]:
 
 
 def can_be_recorded(
-    kernel: str, configs: Sequence[TritonConfig], parameters: Iterable[str]
+    kernel: str, configs: Sequence[TritonConfig], parameters: Sequence[str]
 ) -> bool:
     """Return whether records can and may hold all configs of a kernel; if not, warn once.
 
     What is none of the kernel's parameters is a compiler option of a config.
     """
-    parameters = [*parameters]
     allowed = TUNING_OPTIONS.union(parameters)
     refused: set[str] = set()
     reason = None
@@ -125,13 +123,14 @@ def describe(config: TritonConfig) -> Config:
         return _described[content]
     except (KeyError, TypeError):
         pass
-    params, options = {}, dict(everything)
-    for name, value in config.kwargs.items():
+    params, options = dict(sorted(config.kwargs.items())), dict(sorted(everything.items()))
+    for name, value in params.items():
         params[name] = _scalar(value)
         del options[name]
-    described = Config(params=params, options=options)
-    if {int, bool, str, type(None)}.issuperset(map(type, everything.values())):
-        _described[content] = described
+    values = {"options": options, "params": params}
+    if not {int, bool, str, type(None)}.issuperset(map(type, everything.values())):
+        return Config.model_validate(values)
+    _described[content] = described = share_config(values, Config.model_validate)
     return described
 
 
@@ -160,10 +159,6 @@ class DeclaredConfigs(dict[Config, Any]):
 
     A config from a store only selects one of these, so no store can make a launch run code or
     values that the kernel's author did not write.
-
-    Args:
-        kernel: the kernel's name, for warnings.
-        configs: the declared `triton.Config`s.
     """
 
     def __init__(self, kernel: str, configs: Iterable[TritonConfig]) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
 from ..system.background_threads import start_thread, uninterrupted
+from .hooks import run_ptxas_once
 from .identity import PROCESS
 
 if TYPE_CHECKING:
@@ -49,13 +50,9 @@ def is_interpreting() -> bool:
 
 def has_device() -> bool:
     """Return whether kernels run here: on a GPU that Triton finds, or in its interpreter."""
-    if is_interpreting():
-        return True
-    try:
-        current_device()
-    except RuntimeError:
-        return False
-    return True
+    with suppress(RuntimeError):
+        return is_interpreting() or current_device() is not None
+    return False
 
 
 def current_device() -> int:
@@ -77,10 +74,9 @@ def pretended_device() -> Device | None:
     """Return the GPU that `hooks.set_target` has made this process believe in, or None."""
     from triton.runtime import driver
 
-    try:
+    with suppress(RuntimeError):  # there is no driver
         return getattr(driver.active, "pretended", None)
-    except RuntimeError:  # there is no driver
-        return None
+    return None
 
 
 def backend_for(target: GPUTarget) -> BaseBackend:
@@ -92,6 +88,7 @@ def backend_for(target: GPUTarget) -> BaseBackend:
 
 def backend_hash(target: GPUTarget) -> str:
     """Return the part of a binary's key that stands for the compiler's version."""
+    run_ptxas_once()
     return str(backend_for(target).hash())
 
 
@@ -201,10 +198,9 @@ def triton_version() -> str | None:
 
     PyTorch builds for ROCm and XPU have distributions of their own, such as `pytorch-triton-rocm`.
     """
-    try:
+    with suppress(PackageNotFoundError):
         return version("triton")
-    except PackageNotFoundError:
-        names = packages_distributions().get("triton")
+    names = packages_distributions().get("triton")
     return version(names[0]) if names else None
 
 
@@ -291,10 +287,9 @@ def _text(name: str, value: Any) -> str:
 
 @cache
 def _file_digest(path: str) -> str:
-    try:
+    with suppress(OSError):
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:24]
-    except OSError:
-        return ""
+    return ""
 
 
 # The first compilation of a process needs Triton's digest of its own files, and so does the first

@@ -142,17 +142,10 @@ def find_other_code(
 ) -> str | None:
     """Compile a recorded config for a launch; return its code if that is not what was recorded.
 
-    Where the launch is aligned differently than those that are recorded, one of these is generated
-    again, once for each kernel in a process.
-
-    Args:
-        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
-        launches: the launches of the record.
-        config: the `triton.Config`.
-        args: the launch's positional arguments.
-        kwargs: its keyword arguments.
-        is_same_scenario: whether the record is of the launch's scenario. Then heuristics may differ
-            by what a bucket promises, and otherwise by nothing.
+    The autotuner's `nargs` are the launch's. Where the launch is aligned differently than those
+    that are recorded, one of these is generated again, once for each kernel in a process. If the
+    record is of the launch's scenario, heuristics may differ by what a bucket promises; otherwise,
+    by nothing.
 
     Returns:
         None if it is equal, or if nothing can be said: the IR was not kept, or to compile ahead of

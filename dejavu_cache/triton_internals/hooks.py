@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..system.background_threads import start_thread
@@ -37,9 +39,8 @@ _PARSES = 9
 def add_compilation_listener(listener: Callable[..., None]) -> None:
     """Call a listener at every compilation, after those that were set before.
 
-    Args:
-        listener: takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`,
-            `cache_hit` and others that depend on Triton's version.
+    It takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`, `cache_hit`
+    and others that depend on Triton's version.
     """
     from triton import knobs
 
@@ -171,8 +172,7 @@ def build_binaries_in(folder: str, manager: Any) -> None:
 def build_host_modules_with(libcuda_folder: str) -> None:
     """Have Triton link host modules against the `libcuda` of a folder, and not load what it built.
 
-    Args:
-        libcuda_folder: holds a `libcuda.so.1` to link against; it may be empty.
+    The `libcuda.so.1` in there may be empty.
     """
     from triton import knobs
     from triton.runtime import build
@@ -310,14 +310,10 @@ def platform_key() -> str:
 
 
 def host_module_builders(backend: str) -> tuple[Any, Any]:
-    """Return Triton's classes that build host modules as they are made.
+    """Return Triton's classes that build host modules as they are made, for `cuda` or `hip`.
 
-    Args:
-        backend: `cuda` or `hip`.
-
-    Returns:
-        What builds the module that calls the driver's API, and what builds one that launches a
-        kernel: it takes a `CompiledKernel`'s source and metadata.
+    The first builds the module that calls the driver's API, and the second one that launches a
+    kernel: it takes a `CompiledKernel`'s source and metadata.
     """
     if backend == "cuda":
         from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
@@ -363,6 +359,17 @@ def build_driver_aside() -> None:
         aside.thread = start_thread(aside.compile, "dejavu-cache driver module")
 
 
+@cache
+def run_ptxas_once() -> None:
+    """Have Triton run a ptxas once: it asks for its release, and then for all that it says."""
+    from triton import knobs
+
+    ask = cache(lambda *words: subprocess.check_output(words))
+    names = {**vars(subprocess), "check_output": lambda words, **_: ask(*words)}
+    nvidia: Any = sys.modules.get("triton.backends.nvidia.compiler", knobs)
+    knobs.subprocess = nvidia.subprocess = SimpleNamespace(**names)
+
+
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 """Triton's module that calls the CUDA driver; from 3.8 on, its key depends on the driver's path."""
 
@@ -390,9 +397,8 @@ def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
 def sealed_cache(sources: Sequence[BinarySource], manager: Any) -> Any:
     """Return a cache manager class that reads sealed binaries, and writes elsewhere.
 
-    Args:
-        sources: binaries by Triton's keys, in the order in which they are asked.
-        manager: the class for all other files. Where it cannot write, it gets a temporary folder.
+    The sources are asked in order. All other files are the manager's, which gets a temporary folder
+    where it cannot write.
     """
     from triton.runtime.cache import CacheManager
 

@@ -17,6 +17,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -168,9 +169,8 @@ def kernel_name(kernel: Any) -> str:
 def value_text(value: Any) -> str | None:
     """Return a text that means the same value in every process; None if there is none.
 
-    Args:
-        value: a compile-time constant: a plain value, a dtype, a function that kernels can call, a
-            member of an enumeration, or a tuple of those.
+    Compile-time constants are plain values, dtypes, functions that kernels can call, members of
+    enumerations, and tuples of those.
     """
     if type(value).__name__ == "constexpr" and hasattr(value, "value"):
         return value_text(value.value)
@@ -193,10 +193,9 @@ def value_text(value: Any) -> str | None:
         return None if None in written.values() else f"{qualified_name(type(value))} {written}"
     if not is_jit(value):
         return None
-    try:
+    with suppress(Exception):  # the launch reports what is wrong with it
         return f"{kernel_name(value)[:400]} {function_key(value)[:32]}"
-    except Exception:  # the launch reports what is wrong with it
-        return None
+    return None
 
 
 def _digest(*texts: str) -> str:
@@ -230,11 +229,10 @@ def find_jit_function(value: Any) -> Any | None:
     """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
     from triton.runtime.jit import JITFunction
 
-    try:
+    with suppress(AttributeError):
         function = jit_function(value)
-    except AttributeError:
-        return None
-    return function if isinstance(function, JITFunction) else None
+        return function if isinstance(function, JITFunction) else None
+    return None
 
 
 def qualified_name(definition: Any) -> str:
@@ -263,10 +261,9 @@ def is_jit(value: Any) -> bool:
     # Of a class that is none of Triton's, nor made from one, an object runs code of its own.
     if not any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__):
         return False
-    try:
+    with suppress(AttributeError):
         return inspect.isfunction(python_function(value))
-    except AttributeError:
-        return False
+    return False
 
 
 def is_triton_own(value: Any) -> bool:

@@ -75,8 +75,7 @@ watched_values = attrgetter(*(knob.removeprefix("__knobs.") for knob in WATCHED_
 def specializer(fn: JITFunction) -> dict[str, Any]:
     """Return the names in `SPECIALIZE`: Triton's function, and the current device's backend.
 
-    Args:
-        fn: a `JITFunction` that was launched on the current device.
+    The jit function must have been launched on that device.
     """
     *_, backend, binder = fn.device_caches[driver.active.get_current_device()]
     return {"__specialize": binder.__globals__["specialize_impl"], "__backend": backend}

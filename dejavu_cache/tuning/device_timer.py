@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 class TimedLaunch:
     """A call of which all is timed; derived classes have parts before and after that are not.
 
-    Args:
-        call: launches a kernel once.
-
     Attributes:
         estimate: milliseconds that it takes; None before it was timed.
         graph: replays a graph of such launches, and their number; None before one is captured.
@@ -173,11 +170,9 @@ class Sample(NamedTuple):
 class DeviceTimer:
     """A benchmark function like Triton's `do_bench`, with an adjustable effort.
 
-    Events around a launch also measure the time in which the device waits for the host. So the
-    device gets other work first, and launches that it reached before they were queued do not count.
-
-    Args:
-        method: `events-cold`, `events-warm`, `cudagraph-cold` or `cudagraph-warm`.
+    Its method is `events-cold`, `events-warm`, `cudagraph-cold` or `cudagraph-warm`. Events around
+    a launch also measure the time in which the device waits for the host. So the device gets other
+    work first, and launches that it reached before they were queued do not count.
     """
 
     def __init__(self, method: str) -> None:
@@ -195,11 +190,8 @@ class DeviceTimer:
     def sample(self, launch: TimedLaunch, effort: Effort, limit: float = math.inf) -> Sample:
         """Time a launch: its timed part, or all of it where it runs in a graph, which it keeps.
 
-        Args:
-            launch: launches the kernel once.
-            effort: the length of the measurement.
-            limit: milliseconds; a launch that takes longer, three times in a row, is not timed
-                further.
+        One that takes longer than a limit of milliseconds, three times in a row, is not timed
+        further.
         """
         timed = TimedLaunch(launch) if self.by_graph else launch  # a graph has all parts
         sample = Sample([], True)

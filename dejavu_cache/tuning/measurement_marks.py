@@ -70,11 +70,8 @@ class Suspect(NamedTuple):
 class MeasurementMark:
     """The mark of this process for one scenario; a file that cannot be written marks nothing.
 
-    Args:
-        context: the kernel, environment and problem.
-        scenario: the scenario that is tuned.
-        parent: the process that replaces this one if a config ends it, as in a sweep; it is told of
-            each config that is about to touch the device.
+    A parent, which replaces this process if a config ends it, as in a sweep, is told of each config
+    that is about to touch the device.
 
     Attributes:
         crash: the failure of the config that left the device unusable, to be recorded.
@@ -147,11 +144,9 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
     folder, prefix = user_folder("measuring"), f"{context.digest}-{scenario.digest}-"
-    try:
+    names, suspects = list[str](), list[Suspect]()
+    with suppress(OSError):
         names = os.listdir(folder)
-    except OSError:
-        return []
-    suspects = []
     for name in names:
         if name.startswith(prefix):
             with suppress(OSError, ValidationError):

@@ -39,11 +39,8 @@ probabilities of all, as if one of them said nothing of the others."""
 class PredictedSearch:
     """The configs that a model expects to be fast, in batches, until the others need no look.
 
-    Some batches have a config drawn at random, by which the model learns where it is wrong.
-
-    Args:
-        model: what records say of the configs; what was measured is noted.
-        loss: the share by which a config left out may be faster. 0: only the limit ends the search.
+    Some batches have a config drawn at random, by which the model learns where it is wrong. A
+    config left out may be faster by the share `loss`; if that is 0, only the limit ends the search.
     """
 
     def __init__(
@@ -135,10 +132,7 @@ class ConfigSpace(Sequence[Any]):
         return {*self._choices, *itertools.chain(*self._vendors.values())}
 
     def for_vendor(self, vendor: str) -> list[Any]:
-        """Return the configs on a vendor's GPUs.
-
-        Args:
-            vendor: `cuda`, `hip`, or empty, as under the interpreter.
+        """Return the configs on a vendor's GPUs: `cuda`, `hip`, or empty, as in the interpreter.
 
         Raises:
             SettingsError: no combination meets the conditions.

@@ -226,11 +226,7 @@ def _open_database(
 ) -> Iterator[tuple[ServerSettings, Database]]:
     """Open the database of the settings, and report errors within the block in one line.
 
-    Args:
-        url: The database's URL, or None for that of the environment.
-        flags: Further settings that override the environment.
-        ready: Whether the schema must be current.
-        existing: Whether a SQLite file must exist; otherwise it is created.
+    A SQLite file is created unless it must be `existing`; if `ready`, the schema must be current.
     """
     from .settings import read_settings
     from .storage import schema

@@ -113,14 +113,11 @@ PAST = f"Retry-After: {formatdate(1e9, usegmt=True)}"
 @pytest.mark.parametrize(
     "said",
     [
-        ["429 Too Many"],
-        ["429 Too Many", "Retry-After: 0"],
-        ["429 Too Many", PAST],
-        ["503 Busy", "Retry-After: 0"],
-        ["503 Busy", PAST],
+        ["429 Too Many"], ["429 Too Many", "Retry-After: 0"], ["429 Too Many", PAST],
+        ["503 Busy", "Retry-After: 0"], ["503 Busy", PAST],
     ],
     ids=", ".join,
-)
+)  # fmt: skip
 def test_a_busy_server_that_asks_for_no_pause_is_left_alone_all_the_same(
     said: list[str], tmp_path: Path
 ) -> None:

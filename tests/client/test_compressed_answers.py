@@ -35,9 +35,8 @@ READ_AND_MEASURE = """
 @contextmanager
 def compressed_server(encoding: str, body: bytes) -> Iterator[str]:
     """Yield the URL of a server that sends a body with a `Content-Encoding`, if it has one."""
-    with serve_answer(
-        "200 OK", body, *([f"Content-Encoding: {encoding}"] if encoding else [])
-    ) as server:
+    headers = [f"Content-Encoding: {encoding}"] if encoding else []
+    with serve_answer("200 OK", body, *headers) as server:
         yield server.url
 
 

@@ -108,6 +108,8 @@ def test_help_and_version_go_to_standard_output(option: str) -> None:
 def test_wrong_usage_is_one_line_on_standard_error() -> None:
     wrong = ["explain", "nonsense", "pages --port -1", "sync --server x", "quarantine add"]
     wrong += ["log --since yesterday", "quarantine add --host h --until 2026-01-31"]
+    wrong += ["use http://[::1 --key K", "export https://host/set --sign key --recall-all"]
+    wrong += ["export oci://[::1/a:b --sign key --recall-all"]
     for line in wrong:
         out = run_cli(*line.split(), DEJAVU_CACHE_URL="http://127.0.0.1:1")
         assert (out.returncode, out.stdout) == (2, "")

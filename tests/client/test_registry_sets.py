@@ -77,6 +77,16 @@ def test_a_set_is_pushed_pulled_and_recalled(registry: str, tmp_path: Path) -> N
     assert read_all(store) == KNOWN
     assert Registry(url, 5).publish(SETS[:1], make) == key
     assert [entry.context for entry in store.entries(fresh=True)] == [SETS[0].context]
+
+    class Overtaken(Registry):
+        def _push(self, data: bytes, name: str) -> dict[str, Any]:
+            if name == INDEX:
+                Registry(url, 5).publish(SETS, make)
+            return super()._push(data, name)
+
+    with pytest.raises(StoreError, match="another was published"):
+        Overtaken(url, 5).publish([], make)
+    assert len(store.entries(fresh=True)) == len(SETS)
     make_key(tmp_path / "other.pem")
     with pytest.raises(StoreError, match="signed by another key"):
         Registry(url, 5).publish(SETS, tmp_path / "other.pem")
@@ -117,9 +127,12 @@ def test_a_registry_that_wants_a_token_gets_one(
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
             sent = self.headers.get("Authorization", "")
+            logins.update({self.headers["Host"]} if sent else ())
             is_login = place != "identity" and sent.startswith("Basic ")
             if path == "/token" and is_login and "scope=pull" in query:
                 self.answer(200, b'{"access_token": "granted"}')
+            elif path.endswith("/moved"):
+                self.answer(302, b"")
             elif sent == "Bearer granted":
                 self.answer(200, by_path[path])
             else:
@@ -134,10 +147,12 @@ def test_a_registry_that_wants_a_token_gets_one(
             self.send_response(status)
             realm = f'Bearer realm="http://{self.headers["Host"]}/token",service="s",scope="pull"'
             self.send_header("WWW-Authenticate", realm)
+            self.send_header("Location", f"http://localhost:{server.server_port}/elsewhere")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
+    logins = set[str]()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host = f"127.0.0.1:{server.server_port}"
@@ -145,7 +160,13 @@ def test_a_registry_that_wants_a_token_gets_one(
         source = Registry(f"oci://{host}/team/records:v1", 5)
         assert read_all(StaticStore(source, publisher.key, folder=publisher.copies)) == KNOWN
         elsewhere = f"http://localhost:{server.server_port}/v2/team/records/blobs/{DIGEST}"
-        assert source._ask("GET", elsewhere).status == 401  # the login is for one host
+        for path in (elsewhere, "blobs/moved"):
+            assert source._ask("GET", path).status == 401
+        assert logins == {host}, "the login is for one host"
+        with pytest.raises(StoreError, match=r"^.* 501 <!DOCTYPE HTML> .*\Z"):  # in one line
+            source._change("PATCH", "blobs")
+        with pytest.raises(StoreError, match="Invalid IPv6 URL"):  # which a registry has sent
+            source._change("PUT", "http://[::1")
         with pytest.raises(StoreError, match="refused"):
             source._authorize('Bearer realm="http://[::1"')  # which is no URL
         by_path["/v2/team/records/manifests/v1"] = b"[" * 2**20

@@ -165,19 +165,11 @@ def test_a_launch_that_sets_what_configs_set_fails_as_with_triton_beside_a_recor
 
 
 STEPS = [
-    (Declaration, "of"),
-    (Launch, "request"),
-    (Declaration, "context"),
-    (Launch, "_find_key"),
-    (Launch, "_choose"),
-    (launch, "toolchain_on"),
-    (autotuner, "current_settings"),
-    (launch, "current_settings"),
-    (autotuner, "Resolver"),
-    (events, "tell_triton"),
-    (launch, "emit"),
-    (events, "launch_key"),
-]
+    (Declaration, "of"), (Launch, "request"), (Declaration, "context"), (Launch, "_find_key"),
+    (Launch, "_choose"), (launch, "toolchain_on"), (autotuner, "current_settings"),
+    (launch, "current_settings"), (autotuner, "Resolver"), (events, "tell_triton"),
+    (launch, "emit"), (events, "launch_key"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])

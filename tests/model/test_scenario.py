@@ -96,27 +96,15 @@ ENDLESS = (math.inf, -math.inf, math.nan)
 @pytest.mark.parametrize(
     ("bucket", "value", "representative"),
     [
-        (Pow2(), 32, 32),
-        (Pow2(), 33, 32),
-        (Pow2(), 63, 32),
-        (Pow2(), 0, 0),
-        (Pow2(), -5, -5),
-        (Pow2(min=16), 3, 16),
-        (Pow2(max=64), 10**9, 64),
-        (Pow2(), True, True),
-        (Pow2(), None, None),
-        (Edges([1, 16, 256]), 15, 1),
-        (Edges([1, 16, 256]), 16, 16),
-        (Edges([1, 16, 256]), -3, 1),
-        (Multiple(16), 31, 16),
-        (Multiple(16), 3, 16),
-        (Exact(), 33, 33),
-        (Edges([1, 16]), -math.inf, 1),
-        (Edges([1, 16]), math.inf, 16),
+        (Pow2(), 32, 32), (Pow2(), 33, 32), (Pow2(), 63, 32), (Pow2(), 0, 0), (Pow2(), -5, -5),
+        (Pow2(min=16), 3, 16), (Pow2(max=64), 10**9, 64), (Pow2(), True, True),
+        (Pow2(), None, None), (Exact(), 33, 33), (Multiple(16), 31, 16), (Multiple(16), 3, 16),
+        (Edges([1, 16, 256]), 15, 1), (Edges([1, 16, 256]), 16, 16), (Edges([1, 16, 256]), -3, 1),
+        (Edges([1, 16]), -math.inf, 1), (Edges([1, 16]), math.inf, 16),
         (Edges([1, 16]), math.nan, math.nan),
         *((bucket, endless, endless) for bucket in COARSE for endless in ENDLESS),
     ],
-)
+)  # fmt: skip
 def test_the_representative_is_the_largest_step_not_above(
     bucket: Bucket, value: object, representative: object
 ) -> None:

@@ -42,13 +42,7 @@ def test_every_change_is_logged_with_its_content(
     tokens.revoke(database, made.id)
     logged = entries(client, admin)
     assert [entry["action"] for entry in logged] == [
-        "revoke token",
-        "create token",
-        "delete",
-        "import",
-        "unpin",
-        "pin",
-        "promote",
+        *("revoke token", "create token", "delete", "import", "unpin", "pin", "promote"),
         "create token",
     ]
     assert {entry["actor"].partition(" (")[0] for entry in logged[2:-1]} == {"a admin"}

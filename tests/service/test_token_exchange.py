@@ -84,22 +84,14 @@ def test_an_identity_token_is_exchanged_once_by_all_replicas(
 
 
 UNFIT: list[tuple[dict[str, Any], int]] = [
-    ({"aud": "https://other.example.com"}, 401),
-    ({"aud": None}, 401),
-    ({"exp": int(time.time()) - 60}, 401),
-    ({"exp": None}, 401),
-    ({"exp": "soon"}, 401),
-    ({"iat": int(time.time()) + 3600}, 401),
-    ({"nbf": int(time.time()) + 3600}, 401),
-    ({"iss": "https://token.actions.githubusercontent.com"}, 401),
-    ({"sub": None}, 401),
-    ({"repository": "acme/other"}, 403),
-    ({"repository": "acme/kernels-evil"}, 403),
-    ({"repository": ["acme/kernels"]}, 403),
-    ({"repository": None}, 403),
-    ({"ref": "refs/heads/mains"}, 403),
-    ({"ref": "refs/tags/refs/pull/"}, 403),
-]
+    ({"aud": "https://other.example.com"}, 401), ({"aud": None}, 401),
+    ({"exp": int(time.time()) - 60}, 401), ({"exp": None}, 401), ({"exp": "soon"}, 401),
+    ({"iat": int(time.time()) + 3600}, 401), ({"nbf": int(time.time()) + 3600}, 401),
+    ({"iss": "https://token.actions.githubusercontent.com"}, 401), ({"sub": None}, 401),
+    ({"repository": "acme/other"}, 403), ({"repository": "acme/kernels-evil"}, 403),
+    ({"repository": ["acme/kernels"]}, 403), ({"repository": None}, 403),
+    ({"ref": "refs/heads/mains"}, 403), ({"ref": "refs/tags/refs/pull/"}, 403),
+]  # fmt: skip
 
 
 def test_what_does_not_fit_gets_nothing(client: httpx.Client, issuer: Issuer) -> None:

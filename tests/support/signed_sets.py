@@ -66,7 +66,7 @@ def draw_sets(publisher: Publisher, count: int) -> Counter[str]:
     publisher.publish(SETS[:1])
     earlier = publisher.index.read_bytes()
     publisher.publish(SETS)
-    files = {path: path.read_bytes() for path in sorted(publisher.folder.iterdir())}
+    files = {path: path.read_bytes() for path in sorted(publisher.folder.glob("[!.]*"))}
     for _ in range(count):
         path = draw.choice(list(files))
         content = bytearray(files[path])
@@ -103,6 +103,7 @@ def serve_folder(folder: Path, gate: threading.Event | None = None) -> Iterator[
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
+            assert self.headers["Accept-Encoding"] == "gzip"  # the only one that is read
             if gate and self.path.endswith(".json"):
                 gate.wait(60)
             super().do_GET()

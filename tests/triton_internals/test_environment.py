@@ -37,21 +37,23 @@ def test_unset_tools_are_not_run_for_their_versions() -> None:
 
 PRINT_SETTINGS = """
     import sys
-    from triton import knobs
-    from dejavu_cache.triton_internals.environment import compiler_settings
+    from triton import backends, knobs
+    from dejavu_cache.triton_internals.environment import backend_hash, compiler_settings
     if len(sys.argv) > 1:
         knobs.nvidia.ptxas = sys.argv[1]
+    assert backend_hash(backends.compiler.GPUTarget("cuda", 80, 32)).endswith("\\n-80")
     print(*compiler_settings())
 """
 
 
-def test_a_tool_of_ones_own_counts(tmp_path: Path) -> None:
+def test_a_tool_of_ones_own_counts_and_runs_once(tmp_path: Path) -> None:
     tool = tmp_path / "ptxas"
-    tool.write_text("#!/bin/sh\necho release 12.9, V12.9.1\n")
+    tool.write_text("#!/bin/sh\necho release 12.9, V12.9.1\necho ran >> $0.log\n")
     tool.chmod(0o755)
     by_knob = run_python(PRINT_SETTINGS, str(tool))
     by_variable = run_python(PRINT_SETTINGS, TRITON_PTXAS_PATH=str(tool))
     assert by_knob.stdout == by_variable.stdout == "TRITON_PTXAS_PATH\n"
+    assert (tmp_path / "ptxas.log").read_text() == "ran\n" * 2  # once in each process
 
 
 @pytest.mark.parametrize(
@@ -90,10 +92,7 @@ LAUNCHES = {
     began = []
     driver = triton.runtime.driver.active
     target = driver.get_current_target()
-    def get_target():
-        began.append(len(environment._begun))
-        return target
-    driver.get_current_target = get_target
+    driver.get_current_target = lambda: began.append(len(environment._begun)) or target
     make(mode="reuse")[(1,)](x, x, 64)
     assert began[0] == 1
     """,

@@ -126,19 +126,14 @@ def test_locations_and_names_do_not_count(before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("2.000000e+00", "3.000000e+00"),
-        ("%0, %x : f32, f32", "%x, %0 : f32, f32"),
-        ("%v_0#1", "%v_0#0"),
-        ("%x, %c", "%c, %x"),
-        ("__nv_sinf", "__nv_cosf"),
-        ('" x: "', '" x:  "'),
-        ('" x: "', '" loc(x): "'),
-        ('" x: "', '" %v: "'),
+        ("2.000000e+00", "3.000000e+00"), ("%0, %x : f32, f32", "%x, %0 : f32, f32"),
+        ("%v_0#1", "%v_0#0"), ("%x, %c", "%c, %x"), ("__nv_sinf", "__nv_cosf"),
+        ('" x: "', '" x:  "'), ('" x: "', '" loc(x): "'), ('" x: "', '" %v: "'),
         ("noinline = false", "noinline = true"),
         ("tt.divisibility = 16", "tt.divisibility = 8"),
         ("call @kernels.helper__fp32", "call @elsewhere"),
     ],
-)
+)  # fmt: skip
 def test_all_else_counts(before: str, after: str) -> None:
     assert before in TEXT
     assert code_of_text(TEXT.replace(before, after)) != code_of_text(TEXT)

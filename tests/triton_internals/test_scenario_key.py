@@ -84,39 +84,17 @@ def raw(**changed: Any) -> tuple[Any, ...]:
 
 
 ARGUMENTS = [
-    (SINGLE, HALF),
-    ((SINGLE,), (HALF,)),
-    ((1, (SINGLE, 2)), (1, (HALF, 2))),
-    ((SINGLE, HALF), (HALF, SINGLE)),
-    ((1, 2), (1, 2, 3)),
-    ((1, 2), Pair(1, 2)),
-    (describe(SINGLE), describe(HALF)),
-    (describe(SINGLE), describe(SINGLE, 8)),
-    ((describe(SINGLE),), (describe(HALF),)),
-    ((SINGLE,) * 400, (*(SINGLE,) * 399, HALF)),
-    (1, 1.0),
-    (1, True),
-    (1, None),
-    (1.0, True),
-    (1, 1 << 40),
-    (1 << 40, 1 << 63),
-]
+    (SINGLE, HALF), ((SINGLE,), (HALF,)), ((1, (SINGLE, 2)), (1, (HALF, 2))),
+    ((SINGLE, HALF), (HALF, SINGLE)), ((1, 2), (1, 2, 3)), ((1, 2), Pair(1, 2)),
+    (describe(SINGLE), describe(HALF)), (describe(SINGLE), describe(SINGLE, 8)),
+    ((describe(SINGLE),), (describe(HALF),)), ((SINGLE,) * 400, (*(SINGLE,) * 399, HALF)),
+    (1, 1.0), (1, True), (1, None), (1.0, True), (1, 1 << 40), (1 << 40, 1 << 63),
+]  # fmt: skip
 CONSTANTS = [
-    (1, 2),
-    (1, True),
-    (1, 1.0),
-    (0.0, -0.0),
-    ("a", "b"),
-    (1, None),
-    (tl.float16, tl.float32),
-    (Color.RED, Color.GREEN),
-    (Color.RED, 1),
-    (tl.exp, tl.sin),
-    (tl.sum, tl.max),
-    (double, triple),
-    ((double, 1), (double, 2)),
-    ((1, 2), Pair(1, 2)),
-]
+    (1, 2), (1, True), (1, 1.0), (0.0, -0.0), ("a", "b"), (1, None), (tl.float16, tl.float32),
+    (Color.RED, Color.GREEN), (Color.RED, 1), (tl.exp, tl.sin), (tl.sum, tl.max),
+    (double, triple), ((double, 1), (double, 2)), ((1, 2), Pair(1, 2)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

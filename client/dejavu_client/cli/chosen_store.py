@@ -12,7 +12,6 @@ from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore, Store, TieredStore, open_patiently, tiers_of
 
-from .errors import NoSuchStoreError
 from .output import note
 from .queries import matching_kernels
 
@@ -34,8 +33,7 @@ def is_server_url(url: str) -> bool:
 def open_chosen_store(url: str) -> Store:
     """Open a store to write to, which need not exist yet; every tier must accept what is written.
 
-    Args:
-        url: the value of an option; empty for `DEJAVU_CACHE_URL`, or else the user's own cache.
+    An empty URL is `DEJAVU_CACHE_URL`, or else the user's own cache.
     """
     store = open_patiently(url)
     return TieredStore(tiers_of(store), strict=True) if isinstance(store, TieredStore) else store
@@ -52,8 +50,7 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
         write: whether the command changes the store; if not, its files are left as they are.
 
     Raises:
-        NoSuchStoreError: a folder does not exist.
-        StoreError: a folder has files, and none of them can be read.
+        StoreError: a folder does not exist, or has files and none of them can be read.
     """
     store = open_chosen_store(url)
     folders = [tier for tier in tiers_of(store) if isinstance(tier, FileStore)]
@@ -63,7 +60,7 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
         if listed:
             note(f"{folder.root} does not exist yet, and counts as empty")
         elif url or current_settings().url:
-            raise NoSuchStoreError(_explain_missing(folder.root, named=bool(url)))
+            raise StoreError(_explain_missing(folder.root, named=bool(url)))
     for folder in folders:
         if folder.root.is_dir() and not os.access(folder.root, os.R_OK | os.X_OK):
             raise StoreError(f"{folder.root} cannot be read: give this user access")
@@ -80,8 +77,8 @@ def open_complete_store(url: str) -> Iterator[Store]:
     """Open a store of which all records can be read, for commands that copy or compare it.
 
     Raises:
-        NoSuchStoreError: a folder does not exist, or no longer does after the block.
-        StoreError: a file or a record of a folder cannot be read; the message names them.
+        StoreError: a folder does not exist, or no longer does after the block; or a file or a
+            record cannot be read, which the message names.
     """
     store = open_existing_store(url)
     folders = [tier for tier in tiers_of(store) if isinstance(tier, FileStore)]
@@ -97,9 +94,7 @@ def open_complete_store(url: str) -> Iterator[Store]:
         yield store
     for folder in present:
         if not folder.root.is_dir():  # its records counted as none from then on
-            raise NoSuchStoreError(
-                f"{folder.root} disappeared while it was read: not all of it was"
-            )
+            raise StoreError(f"{folder.root} disappeared while it was read: not all of it was")
 
 
 def _problems_of(folder: FileStore) -> list[str]:
@@ -134,10 +129,6 @@ def open_server(urls: str) -> RemoteStore:
 
 def worklist(urls: str, kernel: str = "") -> list[MissedLaunch]:
     """Return a server's misses, what is worth most first, at most `MOST_MISSES` of a kernel.
-
-    Args:
-        urls: as for `open_server`.
-        kernel: as for `kernel_matches`.
 
     Raises:
         NothingFoundError: the kernel has neither records nor misses.

@@ -2,14 +2,12 @@
 
 DejavuError
 ├── NothingFoundError      a name or a pattern matches nothing
-├── PartlyDoneError        some of what was asked is done
-└── StoreError
-    └── NoSuchStoreError   a store was named that does not exist
+└── PartlyDoneError        some of what was asked is done
 """
 
 from importlib import import_module
 
-from dejavu_cache.errors import DejavuError, ExitCode, StoreError
+from dejavu_cache.errors import DejavuError, ExitCode
 
 
 class NothingFoundError(DejavuError, LookupError):
@@ -22,10 +20,6 @@ class PartlyDoneError(DejavuError):
     """Some of what was asked is done; the message names the rest."""
 
     exit_code = ExitCode.PARTIAL
-
-
-class NoSuchStoreError(StoreError):
-    """A store was named that does not exist."""
 
 
 def require_triton() -> None:

@@ -39,12 +39,35 @@ def main() -> None:
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; print expected errors as one line.
+    """Run a command line, by default this process's, and return its exit code.
 
-    Args:
-        arguments: the words after the program's name; None for those of this process.
+    Expected errors are printed as one line.
     """
-    return _run(all_commands(), arguments)
+    application = all_commands()
+    try:
+        code = application(arguments, standalone_mode=False, prog_name="dejavu-cache")
+        sys.stdout.flush()
+        if code == ExitCode.INTERRUPTED:  # as Typer has it of Ctrl-C
+            note("interrupted")
+        return code or ExitCode.SUCCESS
+    except DejavuError as error:
+        fail(error)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        return _explain_missing_package(error)
+    except OSError as error:
+        return _explain_system_error(error)
+    except Exception as error:
+        # Typer's errors of usage have no public base class in all supported versions.
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(f"{error.format_message()}\n")
+            return ExitCode.USAGE
+        command = context.command_path if context else "dejavu-cache"
+        fail(f"{error.format_message()} (see `{command} --help`)")
+        return ExitCode.USAGE
 
 
 @cache
@@ -78,33 +101,6 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a kernel's name may be beyond a terminal's code
             stream.reconfigure(errors="backslashreplace")
-
-
-def _run(application: typer.Typer, arguments: Sequence[str] | None) -> int:
-    try:
-        code = application(arguments, standalone_mode=False, prog_name="dejavu-cache")
-        sys.stdout.flush()
-        if code == ExitCode.INTERRUPTED:  # as Typer has it of Ctrl-C
-            note("interrupted")
-        return code or ExitCode.SUCCESS
-    except DejavuError as error:
-        fail(error)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        return _explain_missing_package(error)
-    except OSError as error:
-        return _explain_system_error(error)
-    except Exception as error:
-        # Typer's errors of usage have no public base class in all supported versions.
-        if not hasattr(error, "format_message"):
-            raise
-        context = getattr(error, "ctx", None)
-        if type(error).__name__ == "NoArgsIsHelpError":
-            sys.stderr.write(f"{error.format_message()}\n")
-            return ExitCode.USAGE
-        command = context.command_path if context else "dejavu-cache"
-        fail(f"{error.format_message()} (see `{command} --help`)")
-        return ExitCode.USAGE
 
 
 def _explain_missing_package(error: ModuleNotFoundError) -> int:

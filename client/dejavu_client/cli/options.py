@@ -31,33 +31,25 @@ def _check_moment(text: str) -> str:
     return text
 
 
+def text_option(metavar: str, what: str) -> Any:
+    """Return an option whose text may not be empty where it is given."""
+    return typer.Option(metavar=metavar, help=what, callback=refuse_empty)
+
+
+def text_argument(metavar: str, what: str) -> Any:
+    """Return an argument whose text may not be empty where it is given."""
+    return typer.Argument(metavar=metavar, help=what, callback=refuse_empty)
+
+
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
 
-KernelArgument = Annotated[
-    str, typer.Argument(metavar="KERNEL", help=KERNEL_HELP, callback=refuse_empty)
-]
-OptionalKernelArgument = Annotated[
-    str, typer.Argument(metavar="KERNEL", help=f"{KERNEL_HELP} Else all.", callback=refuse_empty)
-]
-KernelOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Only this kernel, or a glob.", callback=refuse_empty)
-]
+KernelArgument = Annotated[str, text_argument("KERNEL", KERNEL_HELP)]
+OptionalKernelArgument = Annotated[str, text_argument("KERNEL", f"{KERNEL_HELP} Else all.")]
+KernelOption = Annotated[str, text_option("NAME", "Only this kernel, or a glob.")]
 StoreOption = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
-        callback=refuse_empty,
-    ),
+    str, text_option("URL", "A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.")
 ]
-ServerOption = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        help="A server's URL; else the first server in DEJAVU_CACHE_URL.",
-        callback=refuse_empty,
-    ),
-]
+ServerOption = Annotated[str, text_option("URL", "A server; else DEJAVU_CACHE_URL's first one.")]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -65,13 +57,8 @@ WhereOption = Annotated[
         help="Only scenarios for which it holds, such as 'num_seqs>=64'; may repeat.",
     ),
 ]
-DeviceOption = Annotated[
-    str,
-    typer.Option(metavar="TEXT", help="Only GPUs whose name contains this.", callback=refuse_empty),
-]
-TritonOption = Annotated[
-    str, typer.Option(metavar="VERSION", help="Only this version of Triton.", callback=refuse_empty)
-]
+DeviceOption = Annotated[str, text_option("TEXT", "Only GPUs whose name contains this.")]
+TritonOption = Annotated[str, text_option("VERSION", "Only this version of Triton.")]
 SinceOption = Annotated[
     str,
     typer.Option(

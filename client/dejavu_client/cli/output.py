@@ -99,7 +99,9 @@ def show_table(
         for line in (columns, *zip(*table.values(), strict=True)):
             say("\t".join(line))
         return
-    _print_constants(table, constant)
+    same = [name for name in constant if len(lines) > 1 and len({*table[name]}) == 1]
+    if same:
+        say(f"all: {', '.join(f'{name} {table.pop(name)[0]}' for name in same)}")
     width = shutil.get_terminal_size().columns
     gap = 2 if _width(table, 2) <= width else 1
     if gap == 1:
@@ -122,13 +124,6 @@ def _text(cell: Any) -> str:
     """Return the text of a cell, which is one line and one column whatever it says."""
     text = "" if cell is None else printable(str(cell))
     return text.replace("\n", " ").replace("\t", " ")
-
-
-def _print_constants(table: Table, names: Sequence[str]) -> None:
-    """Print what is the same in all of several rows, and leave these columns out."""
-    same = [name for name in names if len(table[name]) > 1 and len({*table[name]}) == 1]
-    if same:
-        say(f"all: {', '.join(f'{name} {table.pop(name)[0]}' for name in same)}")
 
 
 def _stack_words(name: str) -> str:

@@ -152,13 +152,12 @@ def newest_versions(dated: Iterable[tuple[Context, datetime]]) -> set[Context]:
 
     Contexts without measurements, which only record launches, are left out.
     """
-    newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
-    for context, tuned in dated:
+    newest: dict[tuple[str, ...], Context] = {}
+    for context, tuned in sorted(dated, key=operator.itemgetter(1)):
         environment, problem = canonical_json(context.environment), canonical_json(context.problem)
-        key = context.kernel.name, environment, problem
-        if tuned > newest.get(key, (NEVER, context))[0]:
-            newest[key] = tuned, context
-    return {context for _, context in newest.values()}
+        if tuned > NEVER:
+            newest[context.kernel.name, environment, problem] = context
+    return {*newest.values()}
 
 
 def has_settings(config: Config, values: Mapping[str, str]) -> bool:
@@ -201,9 +200,7 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
             f"{store.url} has no records of {kernel or 'any kernel'} for "
             f"{describe_filters(device, triton)}"
         )
-    newest = newest_versions(
-        (context, last_measured(store.records(context))) for context in contexts
-    )
+    newest = newest_versions((each, last_measured(store.records(each))) for each in contexts)
     for context in contexts:
         if context in newest:
             yield RecordSet(context=context, records=tuple(store.records(context)))

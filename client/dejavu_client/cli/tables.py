@@ -68,18 +68,6 @@ def _bucket_text(bucket: Bucket) -> str:
     return f"{name}({', '.join(options)})" if options else name
 
 
-KERNEL_COLUMNS = (
-    "kernel",
-    "source",
-    "device",
-    "triton",
-    "method",
-    "scenarios",
-    "configs",
-    "tuning_seconds",
-    "last_tuned",
-)
-
 OPTIONAL_COLUMNS = ("source", "method", "configs", "tuning_seconds", "last_tuned")
 """Columns that a narrow terminal does without, the least important one first."""
 
@@ -110,12 +98,11 @@ def summarize_context(store: Store, context: Context) -> dict[str, Any]:
 
 def show_kernels(rows: Sequence[dict[str, Any]]) -> None:
     """Print a table of contexts; on a terminal, what is the same in all stands above it."""
-    cells = [
-        [*(row[column] for column in KERNEL_COLUMNS[:-1]), _minute(row["last_tuned"] or "")]
-        for row in rows
-    ]
+    names = [name for name in rows[0] if name != "context"]
+    rows = [{**row, "last_tuned": _minute(row["last_tuned"] or "")} for row in rows]
+    cells = [[row[name] for name in names] for row in rows]
     constant = ["source", "device", "triton", "method"]
-    show_table(KERNEL_COLUMNS, cells, optional=OPTIONAL_COLUMNS, constant=constant)
+    show_table(names, cells, optional=OPTIONAL_COLUMNS, constant=constant)
 
 
 TIMES = ("ms", "cases", "slower", "error", "failed", "unfinished", "uncompared", "pinned")

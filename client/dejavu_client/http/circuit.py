@@ -35,9 +35,7 @@ class ServerCalls:
     closes the circuit or doubles the pause. A server that asks its clients to wait has not failed,
     but is left alone as long as it asks, and longer each time in a row.
 
-    Args:
-        client: the connection to the namespace.
-        wait: seconds for which the server may be silent; commands set more than launches.
+    The server may be silent for `wait` seconds, which are more for commands than for launches.
 
     Attributes:
         is_hopeful: whether a server that is silent is worth a longer wait: none is that was silent

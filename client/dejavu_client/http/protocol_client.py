@@ -376,7 +376,7 @@ class ProtocolClient:
             RefusedError: the server does not take the request.
             NonsenseError: the answer is too large, a redirect, or compressed in an unknown way.
         """
-        headers = {"Accept-Encoding": "gzip", **self._token.headers(), **request.pop("headers", {})}
+        headers = {**self._token.headers(), **request.pop("headers", {})}
         if "content" in request:
             headers["Content-Type"] = "application/json"
         url = (self._namespace_url if root is None else root) + path

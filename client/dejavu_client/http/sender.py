@@ -167,10 +167,6 @@ class Sender(background_threads.Finisher):
     server has confirmed them: however the process ends, they are not lost. It asks a server that is
     away again and again, and then sends what waits, also what other processes left.
 
-    Args:
-        calls: the calls to the server.
-        spool: where records wait until the server has confirmed them.
-
     Attributes:
         sent: how many record sets the server confirmed altogether.
     """

@@ -69,14 +69,11 @@ class ServerAnswer(NamedTuple):
     status: int
     headers: httpx.Headers
     body: bytes
+    redirects: list[httpx.Response]
 
 
 class Transport(background_threads.Finisher):
-    """Connections to servers, which requests of all threads share.
-
-    Args:
-        handler: answers requests in place of connections, for tests.
-    """
+    """Connections to servers, which requests of all threads share; tests give another handler."""
 
     _connections: _Connections | None = None
 
@@ -200,7 +197,7 @@ class Transport(background_threads.Finisher):
         try:
             with connections.client.stream(**request, extensions={"trace": trace}) as response:
                 body = _read_body(response, server, largest or LARGEST_BODY, progress)
-            return ServerAnswer(response.status_code, response.headers, body)
+            return ServerAnswer(response.status_code, response.headers, body, response.history)
         except _LOST:
             if attempts == 1 or progress.is_left:
                 raise
@@ -227,6 +224,7 @@ class _Connections:
 
     def __init__(self, handler: httpx.BaseTransport | None) -> None:
         self.client = httpx.Client(transport=handler, event_hooks={"response": [_read_no_redirect]})
+        self.client.headers["Accept-Encoding"] = "gzip"  # or servers may choose what is not read
         self.sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock, self._is_shut_down = ForkLock(), False
         self.closing = weakref.finalize(self, self.client.close)
@@ -342,12 +340,10 @@ class TokenSource:
 def _token_headers(text: str, source: str) -> dict[str, str]:
     # Files and secrets often end with a line break, and environment files may keep quotes.
     token = text.strip().strip("\"'").strip()
-    if not token:
-        return {}
-    if TOKEN.fullmatch(token) is None:
+    if token and TOKEN.fullmatch(token) is None:
         warn_once(
             f"token of {source}",
             f"{source} has characters that no token has, so no token is sent: copy it again",
         )
-        return {}
-    return {"Authorization": f"Bearer {token}"}
+        token = ""
+    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urljoin
 
 from pydantic_core import from_json
 
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.system.notices import warn_once
 
@@ -47,7 +47,7 @@ IDENTITY = "<token>"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
-_PLACE = re.compile(r"oci://([^/@]+)/([a-z0-9._/-]+):(\w[\w.-]*)", re.ASCII)
+_PLACE = re.compile(r"oci://([^][/@]+|\[[\da-f:]+\][\d:]*)/([a-z0-9._/-]+):(\w[\w.-]*)", re.ASCII)
 
 
 class Registry(Source):
@@ -63,7 +63,7 @@ class Registry(Source):
             )
         host, repository, self._tag = match.groups()
         self._host = HUB if host == "docker.io" else host
-        is_local = urlsplit(f"//{self._host}").hostname in ("localhost", "127.0.0.1")
+        is_local = self._host.partition(":")[0] in ("localhost", "127.0.0.1")
         self._scheme = "http://" if is_local else "https://"
         self._base = f"{self._scheme}{self._host}/v2/{repository}/"
         self._authorization: dict[str, str] = {}
@@ -90,19 +90,27 @@ class Registry(Source):
 
     def publish(self, record_sets: Iterable[RecordSet], key_file: Path) -> str:
         """Sign record sets as `signed_index.publish` does, push them, and return the public key."""
+        earlier = self._read_present()
         with TemporaryDirectory() as name:
             folder = Path(name)
-            with suppress(RefusedError):  # there is none yet
-                data, _ = self.read(INDEX, LARGEST_INDEX) or (b"", "")
-                (folder / INDEX).write_bytes(data)
+            (folder / INDEX).write_bytes(earlier)
             public = publish(record_sets, folder, key_file)
-            layers = [self._push(path.read_bytes(), path.name) for path in folder.iterdir()]
+            layers = [self._push(path.read_bytes(), path.name) for path in folder.glob("[!.]*")]
         config = self._push(b"{}", "") | {"mediaType": "application/vnd.oci.empty.v1+json"}
         types = {"mediaType": MANIFEST, "artifactType": "application/vnd.dejavu-cache.records"}
         manifest = {"schemaVersion": 2, **types, "config": config, "layers": layers}
         content = json.dumps(manifest).encode()
+        if self._read_present() != earlier:  # whose readers might refuse this one as an earlier one
+            raise StoreError(f"{self.url} is not written: another was published: publish again")
         self._change("PUT", f"manifests/{self._tag}", content=content, kind=MANIFEST)
         return public
+
+    def _read_present(self) -> bytes:
+        """Return the tag's index; empty if there is none yet."""
+        try:
+            return (self.read(INDEX, LARGEST_INDEX) or (b"", ""))[0]
+        except RefusedError:
+            return b""
 
     def _push(self, data: bytes, name: str) -> dict[str, Any]:
         """Upload a blob that is not there yet, and return its descriptor."""
@@ -117,7 +125,7 @@ class Registry(Source):
         """Send a request, and raise an error unless the registry has done what it asks."""
         answer = self._ask(method, path, **request)
         if answer.status not in (201, 202):
-            text = answer.body[:200].decode(errors="replace")
+            text = " ".join(answer.body[:200].decode(errors="replace").split())
             raise RefusedError(f"{self.url} is not written: {answer.status} {text}", answer.status)
         return answer
 
@@ -128,12 +136,15 @@ class Registry(Source):
         kind, etag = request.pop("kind", "application/octet-stream"), request.pop("etag", "")
         headers = {"Accept": f"{MANIFEST}, */*", "Content-Type": kind}
         headers |= {"If-None-Match": etag} if etag else {}
-        url = urljoin(self._base, path)
+        try:
+            url = urljoin(self._base, path)
+        except ValueError as error:  # the registry has sent no URL
+            raise refusal(self.url, error) from None
         if not url.startswith(f"{self._scheme}{self._host}/"):
             # An upload may go elsewhere, or to the same host without TLS: not with the login.
             return ask(method, url, largest, headers, **request)
         answer = ask(method, url, largest, headers | self._authorization, **request)
-        if answer.status == 401:
+        if answer.status == 401 and not answer.redirects:  # none else may ask for the login
             self._authorization = self._authorize(answer.headers.get("www-authenticate", ""))
             answer = ask(method, url, largest, headers | self._authorization, **request)
         return answer
@@ -142,27 +153,21 @@ class Registry(Source):
         """Return the header that answers a challenge, with a token if that asks for one."""
         user, secret = _kept_login(HUB_LOGIN if self._host == HUB else self._host)
         is_named = user not in ("", IDENTITY)
-        login = b64encode(f"{user}:{secret}".encode()).decode()
-        header = _login("Basic", login) if is_named else {}
+        basic = b64encode(f"{user}:{secret}".encode()).decode()
+        header = _login("Basic", basic) if is_named else {}
         asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = asked.pop("realm", "")
         if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
             if user == IDENTITY:
-                answer = _redeem(realm, {**asked, "refresh_token": secret})
+                form = {"grant_type": "refresh_token", "client_id": "dejavu-cache", **asked}
+                form["refresh_token"] = secret  # which no redirect takes elsewhere
+                answer = ask("POST", realm, LARGEST_MANIFEST, {}, data=form, follow_redirects=False)
             else:
                 answer = ask("GET", realm, LARGEST_MANIFEST, header, params=asked)
             with suppress(ValueError, LookupError, AttributeError):
                 token = from_json(answer.body)
                 header = _login("Bearer", token.get("token") or token["access_token"])
         return header
-
-
-def _redeem(realm: str, form: dict[str, str]) -> ServerAnswer:
-    """Ask for a token by an identity token, which no redirect takes elsewhere."""
-    form |= {"grant_type": "refresh_token", "client_id": "dejavu-cache"}
-    headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    content = urlencode(form).encode()
-    return ask("POST", realm, LARGEST_MANIFEST, headers, content=content, follow_redirects=False)
 
 
 def _kept_login(host: str) -> tuple[str, str]:

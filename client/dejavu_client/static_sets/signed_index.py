@@ -1,24 +1,25 @@
 """Indexes of record sets: what a publisher signs and writes, and what a reader believes."""
 
 import base64
-import fcntl
 import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
 from pydantic import Field, StrictInt, ValidationError, field_validator
 
 from dejavu_cache.errors import NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, first_problem, record_set_line, version_of
 from dejavu_cache.model.scenario import Context, FrozenModel, canonical_json
+from dejavu_cache.stores.file import hold_lock
 from dejavu_cache.system import safe_files
-from dejavu_cache.system.notices import size_text
+from dejavu_cache.system.notices import size_text, warn_once
 
 FORMAT = 1
 """The format of the index that this code writes, and the only one that it reads."""
@@ -31,7 +32,11 @@ LARGEST_INDEX, LARGEST_FILE = 32 * 2**20, 64 * 2**20
 _PURPOSE = b"dejavu-cache record sets\n"
 """What a signature begins with, so that one for something else is none for an index."""
 
-_FILE = re.compile(r"[0-9a-f]{64}\.json")
+_FILE = re.compile(r"([0-9a-f]{64}\.json|index\.signed)(\.tmp-.*)?")
+"""Files of a set, and what a publisher was writing when it was killed."""
+
+MOMENT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds for which a publisher waits for another one silently, and from then on."""
 
 
 class IndexEntry(FrozenModel):
@@ -127,6 +132,7 @@ def make_key(path: Path) -> None:
 
 def read_private_key(path: Path) -> Any:
     """Return the Ed25519 key of a PEM file."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -134,7 +140,7 @@ def read_private_key(path: Path) -> Any:
         key = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}; --new-key makes one") from None
-    except (TypeError, ValueError):  # it has a passphrase, or is something else
+    except (TypeError, ValueError, UnsupportedAlgorithm):  # of one with a passphrase, too
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(f"{path} is no Ed25519 key in PEM without a passphrase")
@@ -163,28 +169,21 @@ def publish(record_sets: Iterable[RecordSet], folder: Path, key_file: Path) -> s
         StoreError: a file cannot be read or written, or is too large.
     """
     if key_file.resolve().is_relative_to(folder.resolve()):
-        raise SettingsError(f"{key_file} would be served with the set: move it out of {folder}")
+        raise SettingsError(f"{key_file} would be served with the set: name one outside {folder}")
     private = read_private_key(key_file)
     public = base64.urlsafe_b64encode(private.public_key().public_bytes_raw()).decode().rstrip("=")
+    lock = folder.resolve() / ".lock"
     try:
-        with _held(folder):  # two at once would delete what the other names
+        try:
+            with hold_lock(lock, MOMENT):
+                pass
+        except Timeout:
+            warn_once(f"publish {folder}", f"another process publishes in {folder}: waiting for it")
+        with hold_lock(lock, LONGEST_WAIT):  # two at once would delete what the other names
             _write_set(record_sets, folder, private, public)
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
     return public
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Wait for whoever else publishes into a folder, where its file system has locks."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _write_set(record_sets: Iterable[RecordSet], folder: Path, private: Any, public: str) -> None:
@@ -192,20 +191,33 @@ def _write_set(record_sets: Iterable[RecordSet], folder: Path, private: Any, pub
     content = path.read_bytes() if path.exists() else b""
     if content and not _verifies(public, content):
         raise StoreError(
-            f"{path} is signed by another key: name that one, or delete the file to publish "
+            f"{INDEX} is signed by another key: name that one, or delete what is there to publish "
             "with this key from now on"
         )
-    earlier = read_index(content, public, str(path)) if content else None
-    for context, records in map(attrgetter("context", "records"), record_sets):
-        data = "".join(record_set_line(context, records)).encode()
-        size, digest = len(data), hashlib.sha256(data).hexdigest()
-        _write(folder / f"{digest}.json", data, LARGEST_FILE)
-        entry = IndexEntry(context=context, sha256=digest, size=size, records=len(records))
-        entries.append(entry)
-    serial = max(int(time.time()), earlier.serial + 1 if earlier else 0)
-    text = canonical_json(SignedIndex(serial=serial, entries=tuple(entries))).encode()
-    _write(path, sign_index(text, private), LARGEST_INDEX)
-    named = {entry.file for entry in (*entries, *(earlier.entries if earlier else ()))}
+    earlier = read_index(content, public, INDEX) if content else SignedIndex(serial=1, entries=())
+    named = {INDEX, *(entry.file for entry in earlier.entries)}
+    _drop_others(folder, named)  # a publisher that was killed may have filled the disk
+    try:
+        for record_set in filter(attrgetter("records"), record_sets):  # none were deleted meanwhile
+            context, records = record_set.context, record_set.records
+            data = "".join(record_set_line(context, records)).encode()
+            size, digest = len(data), hashlib.sha256(data).hexdigest()
+            _write(folder / f"{digest}.json", data, LARGEST_FILE)
+            entry = IndexEntry(context=context, sha256=digest, size=size, records=len(records))
+            entries.append(entry)
+        serial = max(int(time.time()), earlier.serial + 1)
+        text = canonical_json(SignedIndex(serial=serial, entries=tuple(entries))).encode()
+        named |= {entry.file for entry in entries}
+        _write(path, sign_index(text, private), LARGEST_INDEX)
+        # Web servers and mirrors tell a file's versions by its size and the second of its change.
+        with suppress(OSError, OverflowError):
+            os.utime(path, (serial, serial))
+    finally:
+        _drop_others(folder, named)
+
+
+def _drop_others(folder: Path, named: Collection[str]) -> None:
+    """Delete files of sets that are not named."""
     for file in folder.iterdir():
         if _FILE.fullmatch(file.name) and file.name not in named:
             file.unlink(missing_ok=True)

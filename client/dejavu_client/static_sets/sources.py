@@ -30,7 +30,7 @@ SLOWEST = 16 * 1024
 """Bytes a second that a server sends at least, beyond `WHOLE_SECONDS` for each file."""
 
 PAUSE_SECONDS = 60.0
-"""Time for which a place is left alone after it could not be reached, or was refused."""
+"""Time for which a place is left alone that could not be reached, or a file that was refused."""
 
 WATCHING = 0.1
 """Seconds between two looks at the deadlines of requests."""
@@ -95,7 +95,7 @@ class Source(ABC):
     def __init__(self, url: str, wait: float) -> None:
         """Read nothing yet."""
         self.url, self.wait = url, wait
-        self._failure, self._next_try = "", 0.0
+        self._failures: dict[str, tuple[str, float]] = {}
         self._fetches: dict[str, tuple[Future[Any], float]] = {}
         self._slow, self._process = "", os.getpid()
 
@@ -111,7 +111,8 @@ class Source(ABC):
         """Do what fetches a file, once at a time, and wait until it has taken some seconds.
 
         It goes on without who has left, in a thread, and no launch that could do without waits for
-        a second file meanwhile. After a failure, the place is left alone for a while.
+        a second file meanwhile. After a failure, the file is left alone for a while; so is the
+        place, if it could not be reached.
 
         Raises:
             SilenceError: it goes on.
@@ -119,8 +120,9 @@ class Source(ABC):
         """
         if self._process != os.getpid():  # a forked child has none of its parent's threads
             self._fetches, self._process = {}, os.getpid()
-        if time.monotonic() < self._next_try:
-            raise UnreachableError(f"{self._failure}; it is asked again later")
+        for failure, until in filter(None, map(self._failures.get, ("", name))):
+            if time.monotonic() < until:
+                raise UnreachableError(f"{failure}; it is asked again later")
         fetches, mine = self._fetches, Future[_T]()
         future, since = fetches.setdefault(name, (mine, time.monotonic()))
 
@@ -129,7 +131,8 @@ class Source(ABC):
                 mine.set_result(work())
             except BaseException as error:
                 if isinstance(error, StoreError):
-                    self._failure, self._next_try = str(error), time.monotonic() + PAUSE_SECONDS
+                    failed = "" if isinstance(error, UnreachableError) else name
+                    self._failures[failed] = str(error), time.monotonic() + PAUSE_SECONDS
                 mine.set_exception(error)
             finally:
                 del fetches[name]

@@ -169,7 +169,17 @@ class StaticStore(Store):
 
     def _fetch(self, entry: IndexEntry) -> dict[Scenario, Record]:
         where = f"{self.calls.url}/{entry.file}"
-        data, _ = self.calls.read(entry.file, entry.size) or (b"", "")
+        try:
+            data, _ = self.calls.read(entry.file, entry.size) or (b"", "")
+        except UnreachableError:
+            raise
+        except StoreError:  # the publisher may have replaced it
+            with suppress(StoreError):
+                self._fetch_index()
+            later = self._entries.get(entry.context)
+            if later == entry:
+                raise
+            return self._fetch(later) if later else {}
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise refusal(where, "it is not the file that the index names")
         records = self._parse(data, entry, where)
@@ -224,8 +234,8 @@ class StaticStore(Store):
         data, etag = answer
         with uninterrupted(), self._lock:
             self._read_copy()
-            if data == self._data or self._index is not known:  # another process was faster
-                return
+            if self._index is not known or (known and data == self._data):
+                return  # another process was faster, or nothing is new
             index = read_index(data, self._key, where)
             if self._index is not None and index.serial <= self._index.serial:
                 raise StoreError(
@@ -293,4 +303,5 @@ def open_static(url: str) -> StaticStore:
 def static_url(url: str, key: str) -> str:
     """Return the URL of a set for `DEJAVU_CACHE_URL`, given that of its folder and a key."""
     place = url.removeprefix("static+").replace(",", "%2C")  # lists of URLs have commas
-    return open_static(f"static+{place if '://' in place else make_absolute(place)}?key={key}").url
+    place = make_absolute(f"static+{place}") if "://" in place else f"static+{make_absolute(place)}"
+    return open_static(f"{place}?key={key}").url

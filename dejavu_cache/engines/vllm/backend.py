@@ -87,12 +87,7 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> StepInputs:
-        """Return a step's inputs.
-
-        Args:
-            common_prefix_len: tokens that all requests share; they are not treated apart.
-            common_attn_metadata: what vLLM knows of the step.
-            fast_build: makes no difference.
+        """Return a step's inputs; neither a common prefix nor a fast build makes a difference.
 
         Raises:
             NotImplementedError: the step is not causal.
@@ -266,6 +261,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             begin_warm_up(*self._expected(model.dtype))
 
     def _refuse_unsupported(self, extra: dict[str, Any]) -> None:
+        from vllm import envs
+
         parallel = self.config.parallel_config
         transfer = self.config.kv_transfer_config
         wanted = {
@@ -277,7 +274,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             "the transfer of caches between engines": (
                 transfer is not None and transfer.is_kv_transfer_instance
             ),
-            "batch-invariant results": _is_batch_invariant(),
+            "batch-invariant results": getattr(envs, "VLLM_BATCH_INVARIANT", False),
             "the fast prefill of layers that share a cache": (
                 getattr(self.config.cache_config, "kv_sharing_fast_prefill", False)
             ),
@@ -383,12 +380,6 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             self._cache = kv_cache
             self._views = split_cache(kv_cache, self.head_size, self._cache_dtype)
         return self._views
-
-
-def _is_batch_invariant() -> bool:
-    from vllm import envs
-
-    return bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
 
 
 def _cache_order(cache_config: Any) -> tuple[int, ...]:

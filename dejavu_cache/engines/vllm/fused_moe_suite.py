@@ -35,14 +35,9 @@ class ExpertsOperation:
     The engine launches its kernel twice, and other code around it. A config is measured by the
     duration of the whole, and recorded under the kernel's name and source.
 
-    Args:
-        module: the engine's module that launches the kernel by a global name.
-        kernel: that name.
-        arg_names: the operation's arguments, and those of the configs.
-
     Attributes:
-        fn: the kernel.
-        arg_names: as above.
+        fn: the kernel, which the engine's module launches by a global name.
+        arg_names: the operation's arguments, and those of the configs.
     """
 
     def __init__(self, module: Any, kernel: str, arg_names: Sequence[str]) -> None:
@@ -210,13 +205,7 @@ def engine_config(layer: ExpertLayer, tokens: int) -> dict[str, Any]:
 
 
 def make_arguments(layer: ExpertLayer, tokens: int, seed: int = 1) -> dict[str, Any]:
-    """Return the operation's arguments for batches of random tokens on the current device.
-
-    Args:
-        layer: the layer.
-        tokens: tokens of a batch.
-        seed: draws the tokens and their experts.
-    """
+    """Return the operation's arguments for a batch of random tokens on the current device."""
     weights = make_weights(layer)
     generator = torch.Generator(_device()).manual_seed(seed)
     options: Any = {"device": _device(), "generator": generator}
@@ -310,10 +299,6 @@ def experts_kernel(layer: ExpertLayer, tokens: int) -> CachedAutotuner:
     """Return the operation as a kernel that tries the configs of a batch.
 
     It is measured by graphs with a cold L2 cache, since an engine runs other layers in between.
-
-    Args:
-        layer: the layer.
-        tokens: tokens of the batch.
     """
     from vllm.model_executor.layers.fused_moe import fused_moe
 
@@ -335,18 +320,12 @@ def candidates(layer: ExpertLayer, tokens: int) -> list[triton.Config]:
     """Return the configs for a batch, the engine's own one first, each once."""
     configs = []
     for entry in chain([engine_config(layer, tokens)], _grid_configs(layer, tokens)):
-        values = _as_launched(layer, entry)
+        values = {name: value for name, value in entry.items() if name != "SPLIT_K"}
+        if layer.block:  # the engine launches no deeper ones
+            values["BLOCK_SIZE_K"] = min(values["BLOCK_SIZE_K"], layer.block)
         options = {name: values.pop(name) for name in ("num_warps", "num_stages") if name in values}
         configs.append(triton.Config(values, **options))
     return list(dict.fromkeys(configs))
-
-
-def _as_launched(layer: ExpertLayer, entry: Mapping[str, int]) -> dict[str, int]:
-    """Return an entry of a table as the engine launches it: blocks fit, and K is not split."""
-    values = {name: value for name, value in entry.items() if name != "SPLIT_K"}
-    if layer.block:
-        values["BLOCK_SIZE_K"] = min(entry["BLOCK_SIZE_K"], layer.block)
-    return values
 
 
 def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:

@@ -301,7 +301,9 @@ def show_scenario(
     """Show why a scenario's config runs, all its measurements, and its history."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        record = _load_record(connection, namespace, context, scenario)
+        stored = record_texts.load_text(connection, namespace, context, scenario)
+        if stored is None or stored[1] is None:
+            raise NotFoundError("there is no record of this scenario")
         parsed = summaries.load_contexts(connection, namespace, digest=context)[0].context
         arrived = record_texts.list_arrivals(
             connection, namespace, context, scenario, _MOST_ARRIVALS
@@ -311,6 +313,7 @@ def show_scenario(
             for row in summaries.load_contexts(connection, namespace, parsed.kernel.name)
             if scenario in (loaded := summaries.load(connection, row.id, scenario))
         }
+    record = Record.model_validate_json(stored[1])
     _, summary = tuned.pop(context)
     arrivals = [
         {"received_at": at, "sender": sender, "stands": stands}
@@ -349,13 +352,6 @@ def show_scenario(
         names=ConfigNames(item.config for item in measured),
         elsewhere=tuned.values(),
     )
-
-
-def _load_record(connection: Connection, namespace: str, context: str, scenario: str) -> Record:
-    stored = record_texts.load_text(connection, namespace, context, scenario)
-    if stored is None or stored[1] is None:
-        raise NotFoundError("there is no record of this scenario")
-    return Record.model_validate_json(stored[1])
 
 
 def _log(call: Call, namespace: str, context: Context, record: Record) -> list[LogEntry] | None:

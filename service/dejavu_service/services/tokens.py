@@ -70,15 +70,7 @@ def issue(
     ttl: float | None = None,
     identity: str | None = None,
 ) -> Issued:
-    """Issue a token.
-
-    Args:
-        database: The server's database.
-        principal: Who asks, for the log.
-        name: Who or what will use the token.
-        grants: The roles of the token, as a principal has them.
-        ttl: Seconds until the token expires; None if it never does.
-        identity: The id of the token; by default a random one.
+    """Issue a token that expires after `ttl` seconds, or never; by default its id is random.
 
     Raises:
         InvalidRequestError: There is or was a token of this id.

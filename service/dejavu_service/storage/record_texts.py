@@ -17,6 +17,11 @@ MOST_BYTES = 256 * 2**20
 """Bytes of a context's records that are read at once, as clients read at most."""
 
 
+def _is_context(namespace: str, digest: str) -> ColumnElement[bool]:
+    """Return the condition that a row of `contexts` is that of a namespace and a digest."""
+    return and_(contexts.c.namespace == namespace, contexts.c.digest == digest)
+
+
 def load_hidden(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, set[str]]:
@@ -30,8 +35,7 @@ def load_hidden(
         select(parts.c.scenario, parts.c.digest)
         .join(contexts, contexts.c.id == parts.c.context_id)
         .where(
-            contexts.c.namespace == namespace,
-            contexts.c.digest == digest,
+            _is_context(namespace, digest),
             or_(parts.c.hidden_by.is_not(None), and_(~parts.c.stands, is_replaced)),
         )
     )
@@ -53,8 +57,7 @@ def list_arrivals(
         select(parts.c.text, parts.c.stands, parts.c.sender, parts.c.received_at)
         .join(contexts, contexts.c.id == parts.c.context_id)
         .where(
-            contexts.c.namespace == namespace,
-            contexts.c.digest == context,
+            _is_context(namespace, context),
             parts.c.scenario == scenario,
             parts.c.kind == "measurement",
             parts.c.hidden_by.is_(None),
@@ -70,11 +73,7 @@ def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Sel
     return (
         select(*columns)
         .join_from(records, contexts, contexts.c.id == records.c.context_id)
-        .where(
-            contexts.c.namespace == namespace,
-            contexts.c.digest == digest,
-            records.c.text.is_not(None),
-        )
+        .where(_is_context(namespace, digest), records.c.text.is_not(None))
     )
 
 
@@ -126,9 +125,7 @@ def load_records(
     if scenarios is None:
         _check_size(connection, namespace, digest, "text")
     # Asked for once: it may have 64 KiB, and would be repeated in each row.
-    query = select(contexts.c.text).where(
-        contexts.c.namespace == namespace, contexts.c.digest == digest
-    )
+    query = select(contexts.c.text).where(_is_context(namespace, digest))
     context = connection.execute(query).scalar()
     columns = (contexts.c.revision, records.c.text)
     rows = _load(connection, namespace, digest, scenarios, *columns)
@@ -171,9 +168,6 @@ def load_text(
     """Load a context's revision and the JSON text of one record; None if it has no records."""
     on = and_(records.c.context_id == contexts.c.id, records.c.scenario == scenario)
     query = select(contexts.c.revision, records.c.text).outerjoin_from(contexts, records, on)
-    row = connection.execute(
-        query.where(
-            contexts.c.namespace == namespace, contexts.c.digest == digest, contexts.c.records > 0
-        )
-    ).one_or_none()
+    query = query.where(_is_context(namespace, digest), contexts.c.records > 0)
+    row = connection.execute(query).one_or_none()
     return None if row is None else (row[0], row[1])

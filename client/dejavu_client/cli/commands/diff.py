@@ -1,7 +1,6 @@
 """`diff`: what sets two stores, GPUs, versions of Triton or runs of a program apart."""
 
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from dejavu_cache.system.notices import counted
 from ..application import app
 from ..chosen_store import open_complete_store
 from ..errors import NothingFoundError
-from ..options import JsonOption, KernelOption, refuse_empty
+from ..options import JsonOption, KernelOption, text_argument
 from ..output import say, show_json, show_table
 from ..queries import context_matches, describe_filters, last_measured, winning_measurement
 
@@ -24,16 +23,9 @@ from ..queries import context_matches, describe_filters, last_measured, winning_
 @app.command()
 def diff(
     a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
-            callback=refuse_empty,
-        ),
+        str, text_argument("A", "A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.")
     ] = "",
-    b: Annotated[
-        str, typer.Argument(metavar="B", help="Another one; else A.", callback=refuse_empty)
-    ] = "",
+    b: Annotated[str, text_argument("B", "Another one; else A.")] = "",
     kernel: KernelOption = "",
     device: Annotated[
         list[str] | None,
@@ -58,7 +50,7 @@ def diff(
     by their timings. Runs are two folders that DEJAVU_CACHE_REPORT named: which config each
     scenario ran, and how it was found.
     """
-    if _has_report(a) or _has_report(b):
+    if any(path and any(Path(path).glob("*.jsonl")) for path in (a, b)):
         if device or triton or kernel:
             raise SettingsError("runs are compared as a whole: leave --kernel, --device, --triton")
         _diff_runs(a, b, as_json)
@@ -77,10 +69,8 @@ def diff(
                 f"neither {left.url} nor {right.url} holds records, or a run's report "
                 "(a folder that DEJAVU_CACHE_REPORT named)"
             )
-        if by_environment:
-            rows = list(_environment_differences(*sides))
-        else:
-            rows = list(_differences(*sides))
+        differences = _environment_differences if by_environment else _differences
+        rows = list(differences(*sides))
     if as_json:
         show_json(rows)
     elif rows:
@@ -103,10 +93,6 @@ def _both_sides(values: list[str] | None, option: str) -> tuple[str, str]:
     if len(values) > 2 or "" in values:
         raise SettingsError(f"{option}: give it once, or twice, for A and for B")
     return values[0], values[-1]
-
-
-def _has_report(path: str) -> bool:
-    return any(Path(path).glob("*.jsonl")) if path else False
 
 
 def _diff_runs(a: str, b: str, as_json: bool) -> None:
@@ -156,22 +142,21 @@ class ComparedSide(NamedTuple):
         filters = self.kernel, self.device, self.triton
         return [context for context in self.store.contexts() if context_matches(context, *filters)]
 
-    def newest(self) -> dict[tuple[str, ...], Context]:
+    def newest(self) -> dict[tuple[str, str, str], Context]:
         """Return by kernel, source and problem the context that was tuned last.
 
         Raises:
             NothingFoundError: none counts.
         """
-        newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
-        for context in self.contexts():
-            identity = context.kernel
-            key = (identity.name, identity.source, context.problem.model_dump_json())
-            candidate = last_measured(self.store.records(context)), context
-            newest[key] = max(newest.get(key, candidate), candidate, key=lambda item: item[0])
+        by_date = sorted(self.contexts(), key=lambda own: last_measured(self.store.records(own)))
+        newest = {
+            (context.kernel.name, context.kernel.source, context.problem.model_dump_json()): context
+            for context in by_date
+        }
         if not newest:
             wanted = describe_filters(self.device, self.triton)
             raise NothingFoundError(f"{self.store.url} has no such records of {wanted}")
-        return {key: context for key, (_, context) in newest.items()}
+        return newest
 
 
 def _environment_differences(left: ComparedSide, right: ComparedSide) -> Iterator[dict[str, Any]]:
@@ -218,11 +203,11 @@ def _difference(
     if left == right:
         return None
     left_winner = winning_measurement(left) if left else None
-    right_winner = winning_measurement(right) if right else None
+    right_winner, cost = winning_measurement(right) if right else None, None
     if left is None or right is None:
         what = "only in A" if left else "only in B"
     elif left_winner and right_winner and left_winner.config != right_winner.config:
-        what = "winner"
+        what, cost = "winner", _cost(left, left_winner, right_winner)
     elif left.by_config.keys() != right.by_config.keys():
         what = "configs measured"
     elif left.by_config != right.by_config:
@@ -236,16 +221,12 @@ def _difference(
         "what": what,
         "a": str(left_winner.config) if left_winner else None,
         "b": str(right_winner.config) if right_winner else None,
-        "cost": _cost(left, left_winner, right_winner) if what == "winner" else None,
+        "cost": cost,
     }
 
 
-def _cost(
-    left: Record | None, left_winner: Measurement | None, right_winner: Measurement | None
-) -> float | None:
+def _cost(left: Record, left_winner: Measurement, right_winner: Measurement) -> float | None:
     """Return the time of B's winner by A's measurements, as a multiple of A's winner's time."""
-    if left is None or left_winner is None or right_winner is None:
-        return None
     measured = left.by_config.get(right_winner.config)
     if measured is None or measured.median is None or not left_winner.median:
         return None

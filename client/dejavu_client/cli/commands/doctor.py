@@ -159,6 +159,8 @@ def _check_policy() -> Iterator[Finding]:
 
 def _check_answer(store: Store, wait: float) -> Finding:
     """Check a server, or another store that is no folder, with a command's patience."""
+    from ...static_sets import StaticStore
+
     started = time.monotonic()
     try:
         amount = counted(sum(1 for _ in store.contexts()), "context")
@@ -167,9 +169,9 @@ def _check_answer(store: Store, wait: float) -> Finding:
     seconds, doubt = time.monotonic() - started, ""
     if store.remote and seconds > wait:
         doubt = f"; listing them took {seconds:.2f} s, and a launch waits {wait:g} s for records"
-    if (ask := getattr(store, "entries", None)) is not None:  # of a set, whose copy may serve
+    if isinstance(store, StaticStore):  # whose copy may serve
         try:
-            ask(fresh=True)
+            store.entries(fresh=True)
         except StoreError as error:
             doubt = f", from copies: {error}"
     return Finding("note" if doubt else "ok", store.url, f"readable, {amount}{doubt}")

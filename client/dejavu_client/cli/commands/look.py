@@ -109,12 +109,9 @@ def explain(
     """
     with open_existing_store(store) as source:
         matches = queries.matching_records(source, kernel, where or (), device, triton)
-        groups = [
-            (context, [record for _, record in group])
-            for context, group in groupby(matches, key=itemgetter(0))
-        ]
-    groups.sort(key=lambda group: queries.last_measured(group[1]), reverse=True)
-    found = [(context, record) for context, records in groups for record in records]
+        groups = [list(group) for _, group in groupby(matches, key=itemgetter(0))]
+    groups.sort(key=lambda pairs: queries.last_measured(map(itemgetter(1), pairs)), reverse=True)
+    found = [pair for pairs in groups for pair in pairs]
     shown = found[:limit] if limit else found
     if as_json:
         show_json([_explanation(*pair) for pair in shown])

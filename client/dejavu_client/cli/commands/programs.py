@@ -161,13 +161,8 @@ def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int
 def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
     counts = Counter(event.what for event in events)
     if as_json:
-        show_json(
-            {
-                "exit_code": code,
-                "counts": counts,
-                "events": [event.model_dump() for event in events],
-            }
-        )
+        dumped = [event.model_dump() for event in events]
+        show_json({"exit_code": code, "counts": counts, "events": dumped})
         return
     unwanted = Counter(
         (event.what, event.about, event.detail) for event in events if event.is_unwanted

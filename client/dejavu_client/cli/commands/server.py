@@ -53,17 +53,9 @@ def log(
     if as_json:
         show_json(entries)
         return
-    rows = [
-        (
-            entry["at"],
-            entry["actor"],
-            entry["action"],
-            entry["namespace"],
-            entry["kernel"],
-            "  ".join(f"{name}={value}" for name, value in entry["detail"].items() if value),
-        )
-        for entry in entries
-    ]
+    for entry in entries:
+        entry["what"] = _assignments(entry["detail"])
+    rows = _cells(entries, "at", "actor", "action", "namespace", "kernel", "what")
     show_table(["time", "actor", "action", "namespace", "kernel", "what"], rows)
 
 
@@ -119,12 +111,8 @@ def add(
     if not counts["records"]:
         raise NothingFoundError(f"{remote.url} has nothing of that token or host")
     content = _describe(counts)
-    if yes:
-        say(
-            f"{content} quarantined: restore them with  dejavu-cache quarantine undo {counts['id']}"
-        )
-    else:
-        say(f"{content} would be quarantined: repeat with --yes")
+    undoing = f"quarantined: restore them with  dejavu-cache quarantine undo {counts['id']}"
+    say(f"{content} {undoing if yes else 'would be quarantined: repeat with --yes'}")
 
 
 @quarantine_app.command("list")
@@ -144,7 +132,7 @@ def list_quarantines(
         show_table(["token", "user and host", "measurements", "last"], rows)
     else:
         for item in listed:
-            item["of"] = "  ".join(f"{name}={value}" for name, value in item["request"].items())
+            item["of"] = _assignments(item["request"])
         rows = _cells(listed, "id", "created", "actor", "of", "parts", "undone")
         show_table(["id", "time", "actor", "of", "hidden", "undone"], rows)
 
@@ -168,6 +156,10 @@ def undo(
             "`dejavu-cache quarantine list` lists them with their ids"
         ) from None
     say(f"{_describe(counts)} restored")
+
+
+def _assignments(values: dict[str, Any]) -> str:
+    return "  ".join(f"{name}={value}" for name, value in values.items() if value)
 
 
 def _cells(listed: list[dict[str, Any]], *columns: str) -> list[list[Any]]:

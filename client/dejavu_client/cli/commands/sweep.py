@@ -91,9 +91,8 @@ def sweep(
     show_progress()
     try:
         hosts = _hosts(spec, gpus, ray)
-        report = Sweep(
-            hosts, measures=not dry_run, budget=seconds, only_worthwhile=is_weighed
-        ).run()
+        begun = Sweep(hosts, measures=not dry_run, budget=seconds, only_worthwhile=is_weighed)
+        report = begun.run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")

@@ -19,7 +19,7 @@ from dejavu_cache.system.notices import counted, size_text
 
 from ..application import app
 from ..chosen_store import open_chosen_store, open_complete_store, open_server, split_urls
-from ..options import KernelOption, refuse_empty
+from ..options import KernelOption, text_option
 from ..output import say
 from ..queries import kernel_matches, record_sets_of
 from ..record_copy import merge_acknowledged
@@ -42,11 +42,8 @@ def sync(
     kernel: KernelOption = "",
     store: Annotated[
         str,
-        typer.Option(
-            metavar="URL",
-            help="The folder, the server, or both (A,B); else those of DEJAVU_CACHE_URL, "
-            "and your own cache.",
-            callback=refuse_empty,
+        text_option(
+            "URL", "The folder, the server, or both: A,B; else DEJAVU_CACHE_URL, your own cache."
         ),
     ] = "",
 ) -> None:
@@ -134,6 +131,5 @@ def describe_set_aside(spool: Spool) -> Iterator[str]:
         more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
         yield (
             f"{counted(len(aside), 'record set is', 'record sets are')} set aside in "
-            f"{aside[0].path.parent}: "
-            f"{'; '.join(reasons[:MOST_REASONS])}{more}"
+            f"{aside[0].path.parent}: {'; '.join(reasons[:MOST_REASONS])}{more}"
         )

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import PATIENCE, Store
+from dejavu_cache.stores import PATIENCE, Store, tiers_of
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
@@ -23,28 +23,22 @@ from dejavu_cache.triton_internals.environment import triton_version
 from ..application import app
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError, PartlyDoneError
-from ..options import DeviceOption, KernelOption, StoreOption, refuse_empty
+from ..options import DeviceOption, KernelOption, StoreOption, text_argument, text_option
 from ..output import note, open_output, say
 from ..queries import contexts_of
 from ..record_copy import for_strangers, merge_acknowledged
 
 
-def _folder_option(text: str) -> Any:
-    return typer.Option(metavar="DIR", help=text, callback=refuse_empty)
-
-
 @app.command("export")
 def export_records(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="- is standard output.", callback=refuse_empty)
-    ] = "-",
+    file: Annotated[str, text_argument("FILE", "- is standard output.")] = "-",
     sign: Annotated[str, typer.Option(metavar="PEM", help="Write a folder for strangers.")] = "",
     new_key: Annotated[bool, typer.Option("--new-key", help="Make the key of --sign.")] = False,
     recall_all: Annotated[
         bool, typer.Option("--recall-all", help="Recall all that --sign signed.")
     ] = False,
-    vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
-    sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
+    vllm: Annotated[str, text_option("DIR", "Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
+    sglang: Annotated[str, text_option("DIR", "Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
         str,
         typer.Option(
@@ -92,21 +86,22 @@ def _export_signed(
     source: Store, contexts: list[Context], folder: str, key_file: str, is_new: bool
 ) -> None:
     """Publish the records of some contexts, and print who may read them how."""
-    if folder == "-" or not key_file:
+    is_artifact = folder.startswith("oci://")
+    if folder == "-" or not key_file or ("://" in folder and not is_artifact):
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
-    if "static+" in source.url:
+    if any(tier.keeps_copies for tier in tiers_of(source)):
         raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
     # It imports httpx, which `export` else does not need.
     from ...static_sets import make_key, publish
     from ...static_sets.registry import Registry
 
-    if is_new:
-        make_key(Path(key_file))
+    if is_new and not Path(key_file).resolve().is_relative_to(Path(folder).resolve()):
+        make_key(Path(key_file))  # one that would be served is refused below
     sets = (
         RecordSet(context=context, records=tuple(map(for_strangers, source.records(context))))
         for context in contexts
     )
-    if is_artifact := folder.startswith("oci://"):
+    if is_artifact:
         public = Registry(folder, PATIENCE).publish(sets, Path(key_file))
     else:
         public = publish(sets, Path(folder).absolute(), Path(key_file))
@@ -119,10 +114,8 @@ def _export_signed(
 def import_records(
     sources: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SOURCE…",
-            help="Exports, record files, stores by folder or URL; - is standard input.",
-            callback=refuse_empty,
+        text_argument(
+            "SOURCE…", "Exports, record files, stores by folder or URL; - is standard input."
         ),
     ],
     store: StoreOption = "",

@@ -1,7 +1,6 @@
 """`gc`: removal of records and of files that nobody needs."""
 
 from collections.abc import Hashable, Iterable
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -36,10 +35,8 @@ def collect_garbage(
     server cannot tell.
     """
     with open_existing_store(store, write=yes) as target:
-        if kernel or next(target.contexts(), None) is not None:
-            contexts = contexts_of(target, kernel)
-        else:
-            contexts = []
+        is_empty = not kernel and next(target.contexts(), None) is None
+        contexts = [] if is_empty else contexts_of(target, kernel)
         revisions = {context: _revision(target, context) for context in contexts}
         going = set(contexts) if everything else _stale_contexts(target, contexts, days)
 
@@ -74,23 +71,11 @@ def _stale_contexts(store: Store, contexts: Iterable[Context], days: int | None)
     than the tuned kernel, whose heuristics count. They go with their code, or with all that was
     tuned of their kernel.
     """
-    dates: dict[Context, datetime] = {}
-    undated: list[Context] = []
-    for context in contexts:
-        date = last_measured(store.records(context))
-        if date == NEVER:
-            undated.append(context)
-        else:
-            dates[context] = date
-    newest: dict[str, tuple[datetime, str]] = {}
-    for context, date in dates.items():
-        kernel = context.kernel
-        newest[kernel.name] = max(newest.get(kernel.name, (date, "")), (date, kernel.source))
-    superseded = {
-        context.kernel
-        for context in dates
-        if context.kernel.source != newest[context.kernel.name][1]
-    }
+    measured = {context: last_measured(store.records(context)) for context in contexts}
+    dates = {context: date for context, date in measured.items() if date > NEVER}
+    by_date = sorted(dates, key=lambda context: (dates[context], context.kernel.source))
+    newest = {context.kernel.name: context.kernel for context in by_date}
+    superseded = {context.kernel for context in dates} - {*newest.values()}
     stale = {
         context
         for context, date in dates.items()
@@ -99,6 +84,6 @@ def _stale_contexts(store: Store, contexts: Iterable[Context], days: int | None)
     remaining = {context.kernel.name for context in dates.keys() - stale}
     return stale.union(
         context
-        for context in undated
+        for context in measured.keys() - dates
         if context.kernel in superseded or context.kernel.name in newest.keys() - remaining
     )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dejavu_cache.model.scenario import Device
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import PATIENCE
 from dejavu_cache.system.notices import counted, size_text
@@ -37,10 +38,13 @@ def use(
 
     store = open_static(static_url(url, key))
     store.calls.wait = PATIENCE
-    device, triton = device or _this_device(), triton or environment.triton_version() or ""
+    here, triton = None if device else _this_device(), triton or environment.triton_version() or ""
     present = store.entries(fresh=True)
     entries = [item for item in present if context_matches(item.context, "", device, triton)]
-    about = f"{device or 'any GPU'}, Triton {triton or 'of any version'}"
+    if here:  # whose name may begin another GPU's
+        entries = [item for item in entries if item.context.environment.device == here]
+    device = device or (here.name if here else "any GPU")
+    about = f"{device}, Triton {triton or 'of any version'}"
     if not entries:
         remedy = "--device and --triton choose" if present else "all of it is recalled"
         raise NothingFoundError(f"{url} has no records for {about}: {remedy}")
@@ -57,8 +61,8 @@ def use(
     say(f"export DEJAVU_CACHE_URL={shlex.quote(','.join(urls))}")
 
 
-def _this_device() -> str:
-    """Return the name of this machine's GPU; empty without one."""
+def _this_device() -> Device | None:
+    """Return this machine's GPU; None without one."""
     if environment.triton_version() is None or not environment.has_device():
-        return ""
-    return environment.environment_here().device.name
+        return None
+    return environment.environment_here().device
