@@ -137,8 +137,7 @@ def _manifest(
     scenarios: Mapping[str, int],
 ) -> Manifest:
     """Return a folder's manifest, without its files."""
-    devices = [environment.device for environment in environments]
-    targets = (target_of(device.arch) for device in devices)
+    targets = (target_of(environment.device.arch) for environment in environments)
     sources = {records.kernel.name: records.kernel.source for records in selected}
     return Manifest(
         made_by=__version__,
@@ -147,7 +146,7 @@ def _manifest(
         abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
         platform=sysconfig.get_platform(),
         host_key=platform_key(),
-        devices=tuple(devices),
+        devices=tuple(environment.device for environment in environments),
         targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
         codegen={one.device.name: one.codegen for one in environments},
         kernels=tuple(
