@@ -107,9 +107,8 @@ def _select_records(
         shipped = shipped_stores() if current_settings().shipped else []
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)
-        devices = (_device(name, contexts, spec) for name in spec.devices)
         environments = [
-            builder_environment(device) for device in sorted(devices, key=lambda one: one.name)
+            builder_environment(_device(name, contexts, spec)) for name in sorted(spec.devices)
         ]
         if spec.engine:  # it needs no records of kernels that it does not launch
             found = TieredStore([MemoryStore()])
@@ -148,7 +147,7 @@ def _manifest(
         host_key=platform_key(),
         devices=tuple(environment.device for environment in environments),
         targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
-        codegen={one.device.name: one.codegen for one in environments},
+        codegen={own.device.name: own.codegen for own in environments},
         kernels=tuple(
             PrewarmedKernel(name=name, source=source, scenarios=scenarios[name])
             for name, source in sorted(sources.items())
