@@ -15,18 +15,19 @@ from typing import Any
 
 import pytest
 from dejavu_client.cli.main import run_command
+from dejavu_client.cli.record_copy import for_strangers
 from dejavu_client.static_sets import StaticStore, publish, signed_index, sources
 from dejavu_client.static_sets.sources import Files
 from support.bad_server import BadServer, drip, drips
 from support.kernels import ADD, write_source
 from support.processes import dejavu, fork_program
-from support.records import MOMENT, context, measurement, record, tuned_record
+from support.records import MOMENT, config, context, measurement, record, tuned_record
 from support.signed_sets import KNOWN, SETS, Publisher, draw_sets, read_all, serve_folder
 from support.sweeping import wait_until
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.model.record import Pin, Record, RecordSet
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
+from dejavu_cache.model.scenario import canonical_json, now
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
 
 UNKNOWN = "-----BEGIN PRIVATE KEY-----\nMA4CAQAwBQYDKgMEBAIFAA==\n-----END PRIVATE KEY-----\n"
@@ -229,6 +230,18 @@ def test_a_process_launches_with_a_strangers_set(
     publisher.index.rename(tmp_path / "recalling")
     assert run_command(["doctor", "--store", url]) == 0
     assert "readable, 1 context, from copies: http://" in capsys.readouterr().out
+
+
+def test_strangers_read_no_names_of_users_hosts_and_folders() -> None:
+    failure = Failure(kind="crash", reason="in /tmp/x by me@host")
+    failed = Measurement(config=config(8), failure=failure, at=MOMENT, by="me@host")
+    verdict = {"outcome": "not_compared", "reason": "no default: of /home/me"}
+    winner = {"config": config(64), "at": MOMENT, "results": {"out": verdict}}
+    pin = Pin(config=config(64), at=MOMENT, by="me@host")
+    published = for_strangers(record(16, measurement(), failed, winner=winner, pin=pin))
+    text = canonical_json(published)
+    assert ["in … by …" in text, "default: of …" in text] == [True, True], text
+    assert not {"/", "@"} & {*text}, text
 
 
 def test_use_lists_what_is_of_this_very_gpu(publisher: Publisher) -> None:

@@ -19,27 +19,14 @@ def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
     )
     assert seen.stdout.splitlines() == [
-        "tuned [('128', '2')]",
-        "symbolic, bucket [('128', '2')]",
-        "symbolic, exact 4",
-        "untuned 4",
-        "operator [('128', '2')]",
-        "exported [('128', '2')]",
-        "packaged [(128, 2)] [(128, 2)]",
-        "packaged, symbolic, bucket [(128, 2)]",
-        "packaged, symbolic, exact 4",
-        "data-dependent []",
-        "thread [('128', '2')]",
-        "exported launch [(128, True)]",
-        "first compiled [('128', '2')]",
-        "again cached [('128', '2')]",
-        "pinned compiled [('64', '4')]",
-        "pinned, again cached [('64', '4')]",
-        "deleted compiled 4",
-        "deleted, again cached 4",
-        "uninstalled 4 4",
-        "benchmarked 0",
-    ]
+        "tuned [('128', '2')]", "symbolic, bucket [('128', '2')]", "symbolic, exact 4", "untuned 4",
+        "operator [('128', '2')]", "exported [('128', '2')]", "packaged [(128, 2)] [(128, 2)]",
+        "packaged, symbolic, bucket [(128, 2)]", "packaged, symbolic, exact 4", "data-dependent []",
+        "thread [('128', '2')]", "exported launch [(128, True)]", "first compiled [('128', '2')]",
+        "again cached [('128', '2')]", "pinned compiled [('64', '4')]",
+        "pinned, again cached [('64', '4')]", "deleted compiled 4", "deleted, again cached 4",
+        "uninstalled 4 4", "benchmarked 0",
+    ]  # fmt: skip
 
 
 def test_the_pass_is_added_when_inductor_is_imported_and_not_before() -> None:

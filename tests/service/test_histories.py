@@ -22,14 +22,8 @@ from dejavu_cache.stores.copies import take_over
 
 HOME = f"contexts/{context().digest}"
 RECORDS, PIN = f"{HOME}/records", f"{HOME}/pins/{scenario().digest}"
-ROLES = {
-    "ann": "write",
-    "bob": "write",
-    "eve": "write",
-    "spy": "write",
-    "ops": "admin",
-    "boss": "admin",
-}
+WRITERS = dict.fromkeys(("ann", "bob", "eve", "spy"), "write")
+ROLES = {**WRITERS, "ops": "admin", "boss": "admin"}
 _numbers = itertools.count()
 
 HISTORIES = {

@@ -200,9 +200,7 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
             f"{store.url} has no records of {kernel or 'any kernel'} for "
             f"{describe_filters(device, triton)}"
         )
-    newest = newest_versions(
-        (context, last_measured(store.records(context))) for context in contexts
-    )
+    newest = newest_versions((each, last_measured(store.records(each))) for each in contexts)
     for context in contexts:
         if context in newest:
             yield RecordSet(context=context, records=tuple(store.records(context)))

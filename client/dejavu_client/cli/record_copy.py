@@ -1,5 +1,6 @@
 """Copies of records into a store, counted by what the store has acknowledged."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -160,7 +161,17 @@ def _pins(before: dict[Scenario, Record], record: Record) -> bool:
     return _merge(before, record).pinned != (known.pinned if known else None)
 
 
+_NAMES = re.compile(r"\S*[/\\@]\S*")
+"""Words of an error that may name a user, a host or a folder."""
+
+
 def for_strangers(record: Record) -> Record:
-    """Return a record without names of users and hosts, and without its team's pin."""
-    measurements = tuple(item.model_copy(update={"by": ""}) for item in record.measurements)
-    return record.model_copy(update={"measurements": measurements, "pin": None})
+    """Return a record without names of users, hosts and folders, and without its team's pin."""
+    values = record.model_dump(exclude={"pin"})
+    verdicts = ((values["winner"] or {}).get("results") or {}).values()
+    for measured in values["measurements"]:
+        measured["by"] = ""
+    failures = [measured["failure"] for measured in values["measurements"] if measured["failure"]]
+    for part in (*failures, *verdicts):
+        part["reason"] = _NAMES.sub("…", part["reason"])
+    return Record.model_validate(values)

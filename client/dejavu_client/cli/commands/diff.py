@@ -50,7 +50,7 @@ def diff(
     by their timings. Runs are two folders that DEJAVU_CACHE_REPORT named: which config each
     scenario ran, and how it was found.
     """
-    if _has_report(a) or _has_report(b):
+    if any(path and any(Path(path).glob("*.jsonl")) for path in (a, b)):
         if device or triton or kernel:
             raise SettingsError("runs are compared as a whole: leave --kernel, --device, --triton")
         _diff_runs(a, b, as_json)
@@ -93,10 +93,6 @@ def _both_sides(values: list[str] | None, option: str) -> tuple[str, str]:
     if len(values) > 2 or "" in values:
         raise SettingsError(f"{option}: give it once, or twice, for A and for B")
     return values[0], values[-1]
-
-
-def _has_report(path: str) -> bool:
-    return any(Path(path).glob("*.jsonl")) if path else False
 
 
 def _diff_runs(a: str, b: str, as_json: bool) -> None:

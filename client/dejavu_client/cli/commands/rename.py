@@ -113,9 +113,8 @@ class KernelRename:
         try:
             kernel = Kernel(name=name, source=context.kernel.source)
         except ValidationError as error:
-            raise SettingsError(
-                f"no kernel has a name like {name!r}: {first_problem(error)}"
-            ) from None
+            problem = first_problem(error)
+            raise SettingsError(f"no kernel has a name like {name!r}: {problem}") from None
         return Context(kernel=kernel, environment=context.environment, problem=context.problem)
 
 

@@ -131,6 +131,5 @@ def describe_set_aside(spool: Spool) -> Iterator[str]:
         more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
         yield (
             f"{counted(len(aside), 'record set is', 'record sets are')} set aside in "
-            f"{aside[0].path.parent}: "
-            f"{'; '.join(reasons[:MOST_REASONS])}{more}"
+            f"{aside[0].path.parent}: {'; '.join(reasons[:MOST_REASONS])}{more}"
         )

@@ -58,12 +58,9 @@ class _Watched:
         self._records: dict[Context, dict[str, Record]] = {}
         self._misses: dict[tuple[str, str], int] = {}
 
-    def _is_watched(self, context: Context) -> bool:
-        return context_matches(context, *self._filters)
-
     def look(self) -> Iterator[Happening]:
         """Yield what has changed since the last look; at the first one, everything there is."""
-        contexts = [context for context in self._store.contexts() if self._is_watched(context)]
+        contexts = [of for of in self._store.contexts() if context_matches(of, *self._filters)]
         for context in dict.fromkeys([*contexts, *self._records]):
             yield from self._changes(context)
         if self._url:
@@ -83,7 +80,7 @@ class _Watched:
 
     def _new_misses(self) -> Iterator[Happening]:
         for miss in worklist(self._url):
-            if not self._is_watched(miss.context):
+            if not context_matches(miss.context, *self._filters):
                 continue
             text = settings_text(ordered_values(miss.scenario, miss.context.problem.keys))
             key, count = (miss.context.digest, text), miss.count
