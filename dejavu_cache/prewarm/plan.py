@@ -107,9 +107,8 @@ def _select_records(
         shipped = shipped_stores() if current_settings().shipped else []
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)
-        devices = (_device(name, contexts, spec) for name in spec.devices)
         environments = [
-            builder_environment(device) for device in sorted(devices, key=lambda one: one.name)
+            builder_environment(_device(name, contexts, spec)) for name in sorted(spec.devices)
         ]
         if spec.engine:  # it needs no records of kernels that it does not launch
             found = TieredStore([MemoryStore()])
@@ -137,8 +136,7 @@ def _manifest(
     scenarios: Mapping[str, int],
 ) -> Manifest:
     """Return a folder's manifest, without its files."""
-    devices = [environment.device for environment in environments]
-    targets = (target_of(device.arch) for device in devices)
+    targets = (target_of(environment.device.arch) for environment in environments)
     sources = {records.kernel.name: records.kernel.source for records in selected}
     return Manifest(
         made_by=__version__,
@@ -147,9 +145,9 @@ def _manifest(
         abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
         platform=sysconfig.get_platform(),
         host_key=platform_key(),
-        devices=tuple(devices),
+        devices=tuple(environment.device for environment in environments),
         targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
-        codegen={one.device.name: one.codegen for one in environments},
+        codegen={own.device.name: own.codegen for own in environments},
         kernels=tuple(
             PrewarmedKernel(name=name, source=source, scenarios=scenarios[name])
             for name, source in sorted(sources.items())

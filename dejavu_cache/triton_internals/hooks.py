@@ -364,8 +364,13 @@ def run_ptxas_once() -> None:
     """Have Triton run a ptxas once: it asks for its release, and then for all that it says."""
     from triton import knobs
 
-    ask = cache(lambda *words: subprocess.check_output(words))
-    names = {**vars(subprocess), "check_output": lambda words, **_: ask(*words)}
+    ask = cache(subprocess.check_output)
+
+    def check_output(words: Sequence[str], **options: Any) -> Any:
+        asks = words[1:] == ["--version"]
+        return ask(tuple(words)) if asks else subprocess.check_output(words, **options)
+
+    names = {**vars(subprocess), "check_output": check_output}
     nvidia: Any = sys.modules.get("triton.backends.nvidia.compiler", knobs)
     knobs.subprocess = nvidia.subprocess = SimpleNamespace(**names)
 

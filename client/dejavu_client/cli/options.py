@@ -52,10 +52,7 @@ StoreOption = Annotated[
 ServerOption = Annotated[str, text_option("URL", "A server; else DEJAVU_CACHE_URL's first one.")]
 WhereOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="CONDITION",
-        help="Only scenarios for which it holds, such as 'num_seqs>=64'; may repeat.",
-    ),
+    typer.Option(metavar="CONDITION", help="Only scenarios with 'num_seqs>=64', say; may repeat."),
 ]
 DeviceOption = Annotated[str, text_option("TEXT", "Only GPUs whose name contains this.")]
 TritonOption = Annotated[str, text_option("VERSION", "Only this version of Triton.")]
