@@ -146,8 +146,8 @@ def parse_bucket(spec: BucketSpec) -> Bucket:
     try:
         return _BUCKET.validate_python({"kind": spec} if isinstance(spec, str) else spec)
     except ValidationError as error:
-        named = [(*map(str, item["loc"][1:]), problem_text(item)) for item in error.errors()]
-        reasons = "; ".join(map(": ".join, named))
+        problems = [(*map(str, item["loc"][1:]), problem_text(item)) for item in error.errors()]
+        reasons = "; ".join(map(": ".join, problems))
         raise SettingsError(
             f"{reprlib.repr(spec)} is no bucket, such as Multiple(16), Pow2(max=4096), "
             f'"pow2" or {{"kind": "edges", "edges": [1, 16, 256]}}: {reasons}'

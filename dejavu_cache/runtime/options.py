@@ -288,8 +288,8 @@ def _mistakes_in_parameters(
         for where, names in named.items():
             if mistake := unknown_name(names, fn.arg_names):
                 yield f"{where} sets {mistake}"
-    for parameter, given in arguments.items():
-        yield from _unknown_arguments(parameter, given, fn.arg_names)
+    for parameter, entries in arguments.items():
+        yield from _unknown_arguments(parameter, entries, fn.arg_names)
     known = ("early_config_prune", "perf_model", "top_k")
     for name in [name for name in prune_configs_by if name not in known]:
         yield f"prune_configs_by has no {name!r}: {did_you_mean(name, known)}"
