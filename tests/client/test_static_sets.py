@@ -249,7 +249,9 @@ def test_use_lists_what_is_of_this_very_gpu(publisher: Publisher) -> None:
     theirs = context(device="interpreter 2")
     publisher.publish([RecordSet(context=theirs, records=(record(1),))])
     words = ("use", publisher.folder, "--key", publisher.key, "--triton", "3.6.0", "--dry-run")
-    assert dejavu(*words, "--device", "interpreter").returncode == 0
+    earlier = f"memory://,static+{publisher.folder.as_uri()}?key={43 * 'A'}"
+    seen = dejavu(*words, "--device", "interpreter", DEJAVU_CACHE_URL=earlier)
+    assert seen.stdout.count("static+") == 1, "its new key takes the place of an earlier one"
     assert dejavu(*words, TRITON_INTERPRET="1").returncode == 1
 
 

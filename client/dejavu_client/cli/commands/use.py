@@ -43,22 +43,22 @@ def use(
     entries = [item for item in present if context_matches(item.context, "", device, triton)]
     if here:  # whose name may begin another GPU's
         entries = [item for item in entries if item.context.environment.device == here]
-    device = device or (here.name if here else "any GPU")
-    about = f"{device}, Triton {triton or 'of any version'}"
+    about = f"{device or (here.name if here else 'any GPU')}, Triton {triton or 'of any version'}"
     if not entries:
         remedy = "--device and --triton choose" if present else "all of it is recalled"
         raise NothingFoundError(f"{url} has no records for {about}: {remedy}")
-    columns = ("kernel", "device", "triton", "records", "size")
     describe = attrgetter("kernel.name", "environment.device.name", "environment.triton")
     rows = [(*describe(entry.context), entry.records, size_text(entry.size)) for entry in entries]
-    show_table(columns, rows, constant=("device", "triton"))
+    same = ("device", "triton")
+    show_table(("kernel", *same, "records", "size"), rows, constant=same)
     total = sum(entry.size for entry in entries)
     note(f"{counted(len(entries), 'context')}, {size_text(total)}, for {about}")
     if not dry_run:
         store.fetch(entries)
     settings = current_settings()
-    urls = dict.fromkeys([*split_urls(settings.url or settings.default_url), store.url])
-    say(f"export DEJAVU_CACHE_URL={shlex.quote(','.join(urls))}")
+    named, place = split_urls(settings.url or settings.default_url), store.url.partition("?")[0]
+    urls = [each for each in named if each.partition("?")[0] != place]  # with an earlier key
+    say(f"export DEJAVU_CACHE_URL={shlex.quote(','.join([*urls, store.url]))}")
 
 
 def _this_device() -> Device | None:
