@@ -290,9 +290,9 @@ def _mistakes_in_parameters(
                 yield f"{where} sets {mistake}"
     for parameter, entries in arguments.items():
         yield from _unknown_arguments(parameter, entries, fn.arg_names)
-    known = ("early_config_prune", "perf_model", "top_k")
-    for name in [name for name in prune_configs_by if name not in known]:
-        yield f"prune_configs_by has no {name!r}: {did_you_mean(name, known)}"
+    parts = ("early_config_prune", "perf_model", "top_k")
+    for name in [name for name in prune_configs_by if name not in parts]:
+        yield f"prune_configs_by has no {name!r}: {did_you_mean(name, parts)}"
 
 
 def _reaches_triton(fn: Any) -> bool:
