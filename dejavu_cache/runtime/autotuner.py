@@ -105,13 +105,13 @@ def cached_autotune(
 
 def _declaring_property(name: str, text: str) -> Any:
     """Return a property of an autotuner on which its declaration depends."""
-    place = f"_{name}"
+    attribute = f"_{name}"
 
     def assign(self: CachedAutotuner, value: Any) -> None:
-        self.__dict__[place] = value
+        self.__dict__[attribute] = value
         self.declare()
 
-    return property(attrgetter(place), assign, doc=text)
+    return property(attrgetter(attribute), assign, doc=text)
 
 
 class CachedAutotuner(Autotuner):  # type: ignore[misc]

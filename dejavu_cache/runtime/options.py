@@ -214,10 +214,10 @@ def _mistakes_in_default(default: Any, configs: Sequence[TritonConfig]) -> Itera
     """
     is_space = isinstance(configs, ConfigSpace)
     if isinstance(default, Mapping):
-        known = sorted(configs.names) if isinstance(configs, ConfigSpace) else _names_of(configs)
+        values = sorted(configs.names) if isinstance(configs, ConfigSpace) else _names_of(configs)
         for name in default:
-            if name not in known:
-                yield f"default={default!r}: no config sets {name!r}: {did_you_mean(name, known)}"
+            if name not in values:
+                yield f"default={default!r}: no config sets {name!r}: {did_you_mean(name, values)}"
         if not is_space and config_with(default, configs) is None:
             yield (
                 f"default={default!r}: none of the {len(configs)} declared configs has these "
@@ -278,7 +278,7 @@ def _mistakes_in_parameters(
     if isinstance(configs, ConfigSpace):
         named: Mapping[str, Iterable[str]] = {"its config_space": configs.names}
     elif configs:
-        named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
+        named = {f"configs[{index}]": config.kwargs for index, config in enumerate(configs)}
     else:
         yield (
             f"configs={configs!r} leaves nothing to choose from: give a list such as "
