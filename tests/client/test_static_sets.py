@@ -263,6 +263,10 @@ def test_no_stores_of_a_team_get_what_is_a_strangers(publisher: Publisher) -> No
     merged = tiers.get(SETS[0].context, scenario, fresh=True)
     assert merged
     assert (merged.record, [*near.record_sets()]) == (record(16), [])
+    near.put(context(kernel="pkg.own"), [record(1)])
+    exported = publisher.root / "backup.jsonl"
+    run_command(["export", str(exported), "--store", f"{near.root},{tiers.tiers[1].url}"])
+    assert exported.read_text().count("\n") == 1
     ours, later = (tuned_record(scenario, [measurement(at=at)]) for at in (MOMENT, now()))
     far.put(SETS[0].context, [ours])
     publisher.publish([RecordSet(context=SETS[0].context, records=(later,))])

@@ -20,13 +20,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 """Path of the browser; empty where there is none."""
 
 _FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--remote-debugging-port=0",
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"),
 )
 
 

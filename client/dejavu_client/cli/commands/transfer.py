@@ -15,7 +15,7 @@ from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import PATIENCE, Store, tiers_of
+from dejavu_cache.stores import PATIENCE, Store, TieredStore, tiers_of
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
@@ -51,10 +51,10 @@ def export_records(
 ) -> None:
     """Write all records as JSON lines, a signed set for strangers, or tables for engines.
 
-    A line is a context and its records; the order is always the same. An earlier FILE is replaced
-    once the new one is complete. With --vllm or --sglang, the winners of fused experts become tuned
-    tables in the engine's own format. With --sign, FILE is a folder for a web server to serve, or
-    oci://host/repository:tag; the set has no names of users and hosts.
+    A line is a context and its records, in the same order always; no stranger's beside your own. An
+    earlier FILE is replaced once the new one is complete. With --vllm or --sglang, the winners of
+    fused experts become tuned tables in the engine's own format. With --sign, FILE is a folder for
+    a web server, or oci://host/repository:tag; the set has no names of users, hosts and folders.
     """
     engines = {"vllm": vllm, "sglang": sglang}
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
@@ -74,7 +74,9 @@ def export_records(
                 raise NothingFoundError(f"{source.url} has no such records, so {file} stays as is")
             _export_signed(source, contexts, file, sign, new_key)
         return
-    with open_output(file) as out, open_complete_store(store) as source:
+    with open_output(file) as out, open_complete_store(store) as opened:
+        own = [tier for tier in tiers_of(opened) if not tier.keeps_copies]  # and no stranger's
+        source = TieredStore(own, strict=True) if len(own) > 1 else next(iter(own), opened)
         contexts = contexts_of(source, kernel, device)
         for context in contexts:
             out.writelines(record_set_line(context, source.records(context)))
@@ -133,11 +135,8 @@ def import_records(
                 readers.append(stack.enter_context(open_complete_store(source)).record_sets)
             else:
                 readers.append(partial(starmap, _parse, _record_texts(source)))
-        empty = [
-            source
-            for source, reader in zip(sources, readers, strict=True)
-            if next(reader(), None) is None
-        ]
+        pairs = zip(sources, readers, strict=True)
+        empty = [source for source, reader in pairs if next(reader(), None) is None]
         if len(empty) == len(sources):
             raise NothingFoundError(f"{', '.join(sources)}: no records")
         for source in empty:
