@@ -17,7 +17,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -364,11 +364,13 @@ def run_ptxas_once() -> None:
     """Have Triton run a ptxas once: it asks for its release, and then for all that it says."""
     from triton import knobs
 
-    ask = cache(subprocess.check_output)
+    ask: Any = cache(partial(subprocess.run, check=True, capture_output=True))
 
     def check_output(words: Sequence[str], **options: Any) -> Any:
-        asks = words[1:] == ["--version"]
-        return ask(tuple(words)) if asks else subprocess.check_output(words, **options)
+        if words[1:] != ["--version"]:
+            return subprocess.check_output(words, **options)
+        answer = ask(tuple(words))
+        return answer.stdout + (answer.stderr if "stderr" in options else b"")
 
     names = {**vars(subprocess), "check_output": check_output}
     nvidia: Any = sys.modules.get("triton.backends.nvidia.compiler", knobs)

@@ -164,15 +164,15 @@ def test_without_a_command_the_help_is_no_error_message(words: list[str]) -> Non
     [
         ("gc", "", "--yes", "--store", "{store}"),
         ("gc", "--all", "--yes", "--store", ""),
-        ("gc", "--days", "0", "--store", ""),
         ("pin", "", "--config", "BLOCK=64", "--store", "{store}"),
-        *(("export", option, "", "--store", "{store}") for option in ("--kernel", "--vllm")),
+        *(("export", option, "", "--store", "{store}") for option in ("--vllm", "--sign")),
         ("export", "", "--store", "{store}"),
         ("sync", "--push-only", "--store", ""),
         *(("ls", option, "", "--store", "{store}") for option in ("--device", "--triton")),
         ("import", "{store}", "--store", ""),
         ("import", "{store}", "", "--store", "{store}/new"),
-        ("prewarm", "module", "--device", "X", "--out", "{store}/new", "--store", ""),
+        ("prewarm", "module", "--device", "", "--out", "{store}/new"),
+        *(("run", option, "", "--", "true") for option in ("--store", "--mode", "--policy")),
     ],
     ids=" ".join,
 )

@@ -41,14 +41,15 @@ PRINT_SETTINGS = """
     from dejavu_cache.triton_internals.environment import backend_hash, compiler_settings
     if len(sys.argv) > 1:
         knobs.nvidia.ptxas = sys.argv[1]
-    assert backend_hash(backends.compiler.GPUTarget("cuda", 80, 32)).endswith("\\n-80")
+    assert backend_hash(backends.compiler.GPUTarget("cuda", 80, 32)).endswith("-80")
     print(*compiler_settings())
 """
 
 
-def test_a_tool_of_ones_own_counts_and_runs_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_tool_of_ones_own_counts_and_runs_once(tmp_path: Path, stream: int) -> None:
     tool = tmp_path / "ptxas"
-    tool.write_text("#!/bin/sh\necho release 12.9, V12.9.1\necho ran >> $0.log\n")
+    tool.write_text(f"#!/bin/sh\necho release 12.9, V12.9.1 >&{stream}\necho ran >> $0.log\n")
     tool.chmod(0o755)
     by_knob = run_python(PRINT_SETTINGS, str(tool))
     by_variable = run_python(PRINT_SETTINGS, TRITON_PTXAS_PATH=str(tool))

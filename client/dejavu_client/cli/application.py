@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import dejavu_cache
 
@@ -69,15 +69,31 @@ class GroupedCommands(TyperGroup):
         listed = {name for names in GROUPS.values() for name in names}
         others = tuple(name for name in self.commands if name not in listed)
         for title, names in {**GROUPS, "Other commands": others}.items():
-            commands = [self.commands[name] for name in names if name in self.commands]
             rows = [
-                (str(command.name), _first_sentence(command.help or ""))
-                for command in commands
-                if not command.hidden
+                (name, _first_sentence(self.commands[name].help or ""))
+                for name in names
+                if name in self.commands
             ]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=12)
+
+
+class FullCommand(TyperCommand):
+    """Command that refuses an empty text: it would mean all kernels, or another store.
+
+    A shell makes one of a variable that is not set, as in `gc "$KERNEL" --yes`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; a program's own arguments may be empty."""
+        rest = super().parse_args(ctx, args)
+        for parameter in list[Any](self.params):
+            value, source = ctx.params.get(parameter.name), ctx.get_parameter_source(parameter.name)
+            texts = value if isinstance(value, (list, tuple)) else (value,)
+            if "" in texts and source.name == "COMMANDLINE" and parameter.name != "command":
+                raise typer.BadParameter("it is empty", ctx=ctx, param=parameter)
+        return rest
 
 
 app = typer.Typer(
@@ -108,8 +124,9 @@ def options(
 
 
 def add_examples(application: typer.Typer, prefix: str = "") -> None:
-    """Give each command of an application its examples, which its help shows at the end."""
+    """Have each command refuse empty texts, and show its examples at the end of its help."""
     for command in application.registered_commands:
+        command.cls = FullCommand
         function = command.callback.__name__ if command.callback else ""
         examples = EXAMPLES.get(prefix + (command.name or function.replace("_", "-")), ())
         if examples:

@@ -9,17 +9,6 @@ import typer
 from dejavu_cache.errors import SettingsError
 
 
-def refuse_empty(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Refuse an empty text that the user gave: it would mean all kernels, or another store.
-
-    A shell makes one of a variable that is not set, as in `clear "$KERNEL" --yes`.
-    """
-    given = context.get_parameter_source(str(parameter.name))
-    if given is not None and given.name == "COMMANDLINE" and "" in (value, *(value or ())):
-        raise typer.BadParameter("it is empty")
-    return value
-
-
 def _check_moment(text: str) -> str:
     """Refuse what is no moment as a server reads it."""
     try:
@@ -32,13 +21,13 @@ def _check_moment(text: str) -> str:
 
 
 def text_option(metavar: str, what: str) -> Any:
-    """Return an option whose text may not be empty where it is given."""
-    return typer.Option(metavar=metavar, help=what, callback=refuse_empty)
+    """Return an option whose value is a text."""
+    return typer.Option(metavar=metavar, help=what)
 
 
 def text_argument(metavar: str, what: str) -> Any:
-    """Return an argument whose text may not be empty where it is given."""
-    return typer.Argument(metavar=metavar, help=what, callback=refuse_empty)
+    """Return an argument whose value is a text."""
+    return typer.Argument(metavar=metavar, help=what)
 
 
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."

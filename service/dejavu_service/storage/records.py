@@ -39,14 +39,10 @@ _PART = [
 def load(
     connection: sa.Connection, context_id: int, scenarios: Sequence[str], *, whole: bool = False
 ) -> dict[str, StoredRecord]:
-    """Load records by their scenario's digest, also those whose parts are all hidden.
+    """Load up to a thousand records by their scenario's digest, also those whose parts are hidden.
 
-    Args:
-        connection: A transaction that has locked the context.
-        context_id: The context.
-        scenarios: The digests of the scenarios, a thousand at most.
-        whole: Whether to load the visible measurements that do not stand, too: a writer can send
-            any number of them, and who merges needs none.
+    The transaction has locked the context. `whole` records have the visible measurements that do
+    not stand, too: a writer can send any number of them, and who merges needs none.
     """
     is_needed = sa.or_(
         parts.c.stands,

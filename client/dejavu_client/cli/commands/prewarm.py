@@ -18,7 +18,6 @@ from ..options import JsonOption, StoreOption, parse_assignments
 from ..output import note, say, show_json, show_progress
 
 if TYPE_CHECKING:
-    from dejavu_cache.model.scenario import Context
     from dejavu_cache.stores.manifest import Manifest
 
 
@@ -68,9 +67,10 @@ def prewarm(
     from dejavu_cache.prewarm.build import PrewarmSpec
     from dejavu_cache.prewarm.build import prewarm as build
 
+    in_store = {context.kernel.name.rpartition(".")[0] for context in contexts}
     spec = PrewarmSpec(
         modules=modules or ["dejavu_cache.attention"],
-        recorded=_modules_of(engine, contexts) if engine else (),
+        recorded=sorted(name for name in in_store if engine and name.startswith(f"{engine}.")),
         store=store or settings.url or settings.default_url,
         devices=_devices(device, {context.environment.device.name for context in contexts}),
         engine=engine or "",
@@ -84,12 +84,6 @@ def prewarm(
         show_json({"notes": notes, **manifest.model_dump(mode="json", exclude={"files"})})
     else:
         _say_result(manifest, out)
-
-
-def _modules_of(engine: str, contexts: list[Context]) -> list[str]:
-    """Return the modules of an engine's own kernels that a store has records of."""
-    names = {context.kernel.name.rpartition(".")[0] for context in contexts}
-    return sorted(name for name in names if name.startswith(f"{engine}."))
 
 
 def _devices(texts: list[str], recorded: set[str]) -> tuple[str, ...]:
