@@ -163,7 +163,7 @@ TYPO = "sqlite:///{folder}/new/typo.sqlite3"
 REFUSED = [
     ("token create --name ci --role owner", TYPO, ExitCode.USAGE, "grants *: Input should be"),
     ("token create --name ci --namespace ../x", TYPO, ExitCode.USAGE, "grants ../x: "),
-    ("token create --name ci --namespace ''", TYPO, ExitCode.USAGE, "grants : "),
+    ("token create --name ci --namespace ''", TYPO, ExitCode.USAGE, "'--namespace': it is empty"),
     ("token create --name ci --days 99999", TYPO, ExitCode.USAGE, "days: "),
     ("token list", "x", ExitCode.USAGE, "sqlite:///FILE or postgresql://"),
     ("token list", "mysql://a/b", ExitCode.USAGE, "sqlite:///FILE or postgresql://"),
