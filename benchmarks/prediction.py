@@ -31,13 +31,13 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import cache, partial
 from itertools import cycle, permutations
-from operator import attrgetter, itemgetter
+from operator import add, attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
-from dejavu_cache.model.selection import distance, find_rivals, value_distance
+from dejavu_cache.model.selection import distance, find_rivals, relative_squares, value_distance
 from dejavu_cache.prediction.features import Point
 from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
 from dejavu_cache.runtime.known_records import FEW_RIVALS, MOST_RIVALS, NEAR_A_LAUNCH, NEAR_A_TUNE
@@ -105,6 +105,16 @@ def known_of(situation: str, gpu: str, kernel: str, number: int) -> Known:
         return [*rows]
     others = [row for index, row in enumerate(rows) if index != number]
     return others + [tables[other, kernel][number]] * (situation == ALSO_ELSEWHERE)
+
+
+def nearest(scenario: Scenario, rows: Known) -> Known:
+    """Return records in the order of `KnownRecords.near`."""
+    alike = [row for row in rows if distance(scenario, row[1].scenario) < math.inf]
+    squares = [0.0] * len(alike)
+    for name, value in scenario.args.items():
+        gaps = [value_distance(value, record.scenario.args[name]) for _, record in alike]
+        squares = [*map(add, squares, relative_squares(gaps))]
+    return [alike[index] for index in sorted(range(len(alike)), key=squares.__getitem__)]
 
 
 ALSO_ELSEWHERE = "other scenarios, and this one on the other GPU"
@@ -185,9 +195,7 @@ def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Gu
 def choose(default: Config, situation: str, gpu: str, kernel: str, number: int) -> Config | None:
     """Return which of the nearest scenarios' winners a launch runs; None for the default."""
     environment, record = read_tables()[gpu, kernel][number]
-    rows_known = known_of(situation, gpu, kernel, number)
-    rows_known.sort(key=lambda row: distance(record.scenario, row[1].scenario))
-    del rows_known[NEAR_A_LAUNCH:]
+    rows_known = nearest(record.scenario, known_of(situation, gpu, kernel, number))[:NEAR_A_LAUNCH]
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
     rivals = find_rivals((other for _, other in rows_known), FEW_RIVALS)
@@ -227,8 +235,7 @@ RUNS = ("a default", "what is predicted in its place")
 def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
     """Predict what launches save of what they run, and say what they do."""
     environment, record = read_tables()[gpu, kernel][number]
-    rows = known_of(situation, gpu, kernel, number)
-    rows.sort(key=lambda row: distance(record.scenario, row[1].scenario))
+    rows = nearest(record.scenario, known_of(situation, gpu, kernel, number))
     config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
     if runs != RUNS[0]:
         config = choose(config, situation, gpu, kernel, number) or config

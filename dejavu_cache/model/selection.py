@@ -10,10 +10,10 @@ its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 """
 
 import math
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
-from operator import attrgetter
+from operator import attrgetter, mul
 from typing import Any, Generic, TypeVar
 
 from ..system.notices import counted, whoami
@@ -236,6 +236,13 @@ def value_distance(left: Any, right: Any) -> float:
     if left and right:
         return abs(math.log2(abs(left)) - math.log2(abs(right)))
     return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
+
+
+def relative_squares(distances: Sequence[float]) -> list[float]:
+    """Return the squares of distances over their mean, infinite ones aside."""
+    finite = [*filter(math.isfinite, distances)]
+    mean = sum(map(mul, finite, finite)) / max(len(finite), 1) or 1.0
+    return [each * each / mean for each in distances]
 
 
 def evidence_lines(

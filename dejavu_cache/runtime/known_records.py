@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
-from ..model.selection import find_rivals, is_credible, value_distance
+from ..model.selection import distance, find_rivals, is_credible, relative_squares, value_distance
 from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
@@ -86,12 +86,8 @@ class KnownRecords:
     @property
     def kept_in(self) -> str:
         """The URLs of the tiers that keep what is written, or the URL of this process's memory."""
-        lasting = [
-            tier.url
-            for tier in self.tiers.tiers
-            if not (tier.read_only or isinstance(tier, MemoryStore))
-        ]
-        return ",".join(lasting) or MemoryStore.url
+        lasting = [tier for tier in self.tiers.tiers if not isinstance(tier, MemoryStore)]
+        return ",".join(tier.url for tier in lasting if not tier.read_only) or MemoryStore.url
 
     @property
     def url(self) -> str:
@@ -121,13 +117,10 @@ class KnownRecords:
     def near(
         self, context: Context, wanted: Scenario, exact: Collection[str] = ()
     ) -> Iterator[tuple[float, Scenario]]:
-        """Yield the recorded scenarios of a context with their distance, the nearest first.
+        """Yield the recorded scenarios of a context with their distance, the most alike first.
 
         They differ in numbers alone, and not in those of `exact` arguments, so that a pattern finds
-        them without parsing any.
-
-        Yields:
-            The distance in powers of two, summed over the key arguments, and the scenario.
+        them without parsing any. An argument that varies more among them decides no more.
         """
         numbers = {
             name: float(value)
@@ -139,16 +132,18 @@ class KnownRecords:
         texts = "\n".join(self.tiers.scenario_texts(context))
         # Split, and not found, since thousands of tuples would call for a collection of garbage.
         parts, width = re.split(f"^({pattern})$", texts, flags=re.MULTILINE), len(numbers) + 2
-        alike, distances = parts[1::width], [0.0] * (len(parts) // width)
+        alike, squares = parts[1::width], [0.0] * (len(parts) // width)
         for position, number in enumerate(numbers.values(), 2):
             column = parts[position::width]
             by_text = {text: value_distance(number, float(text)) for text in set(column)}
-            distances = [*map(add, distances, map(by_text.__getitem__, column))]
-        for index in sorted(range(len(alike)), key=distances.__getitem__):
-            if distances[index] == math.inf:
+            gaps = [*map(by_text.__getitem__, column)]
+            squares = [*map(add, squares, relative_squares(gaps))]
+        for index in sorted(range(len(alike)), key=squares.__getitem__):
+            if squares[index] == math.inf:
                 break
             with suppress(ValidationError):  # damaged
-                yield distances[index], Scenario.model_validate_json(alike[index])
+                scenario = Scenario.model_validate_json(alike[index])
+                yield distance(wanted, scenario), scenario
 
     def other_contexts(self, context: Context) -> list[Context]:
         """Return the other contexts in which the same kernel has records."""
@@ -285,9 +280,8 @@ class UntunedLaunch(NamedTuple):
     def of(cls, request: Request, runs: Config, near: Sequence[Neighbour]) -> UntunedLaunch:
         """Count the programs of a request's launch."""
         count = request.candidate_launch().programs_of
-        programs = {
-            config: count(config) for config in [runs, *_rivals(request, near, MOST_RIVALS)]
-        }
+        configs = [runs, *_rivals(request, near, MOST_RIVALS)]
+        programs = {config: count(config) for config in configs}
         return cls(request.context, request.scenario, runs, programs, near)
 
     def predict_saving(self) -> Saving | None:
@@ -317,8 +311,6 @@ def nearest_differences(request: Request, records: KnownRecords) -> list[Differe
     """
     if near := find_nearest(request, records):
         return differences(request.scenario.model_dump(), near[1].model_dump())
-    by_context = [
-        differences(request.context.model_dump(), context.model_dump())
-        for context in records.other_contexts(request.context)
-    ]
+    own, others = request.context.model_dump(), records.other_contexts(request.context)
+    by_context = [differences(own, context.model_dump()) for context in others]
     return min(by_context, key=len, default=[])

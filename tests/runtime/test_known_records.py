@@ -1,5 +1,6 @@
 """What stands in for a missing record costs little to find, and this GPU has timed it."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,7 @@ def test_a_near_record_without_a_declared_config_gives_way_to_the_next(tmp_path:
 
 
 @given(st.lists(st.one_of(st.integers(-4, 4), st.floats(-1e9, 1e9)), max_size=8, unique=True))
-def test_near_scenarios_differ_in_numbers_alone_and_the_nearest_comes_first(
-    values: list[float],
-) -> None:
+def test_near_scenarios_differ_in_numbers_alone_nearest_first(values: list[float]) -> None:
     def scenario(n: float, **others: Any) -> Scenario:
         args = {"causal": True, "kind": 'a "quoted (name', "n": n, **others}
         return Scenario(args=args, dtypes={"x": "float16"})
@@ -99,12 +98,18 @@ def test_near_scenarios_differ_in_numbers_alone_and_the_nearest_comes_first(
     alike = [scenario(value) for value in values]
     store.put(context(), [Record(scenario=each) for each in [*others, *alike]])
     records = KnownRecords(TieredStore([store]))
-    found = list(records.near(context(), wanted))
     expected = sorted(distance(wanted, scenario(value)) for value in values if value >= 0)
-    assert [gap for gap, _ in found] == pytest.approx(expected)
-    assert all(gap == pytest.approx(distance(wanted, each)) for gap, each in found)
+    assert [gap for gap, _ in records.near(context(), wanted)] == pytest.approx(expected)
     exact = [each for _, each in records.near(context(), wanted, {"n"})]
     assert exact == [each for each in alike if each == wanted]
+
+
+def test_an_argument_that_varies_more_decides_no_more() -> None:
+    store, sizes = MemoryStore(), product((16, 32), (1, 2**11, 2**14, 2**20))
+    known = [Scenario(args={"m": m, "n": n}) for m, n in sizes]
+    store.put(context(), [Record(scenario=each) for each in known])
+    near = KnownRecords(TieredStore([store])).near(context(), Scenario(args={"m": 16, "n": 2**10}))
+    assert [each.args["m"] for _, each in near] == [16] * 4 + [32] * 4
 
 
 OTHER_GPU = {"device": {"name": "A sibling"}}
@@ -124,8 +129,7 @@ def test_another_tritons_record_stands_in_labelled_and_another_gpus_never(
     tmp_path: Path, differing: dict[str, Any], how: str
 ) -> None:
     record_sizes(tmp_path, 100, **differing)
-    kernel = make(tmp_path)
-    launch(kernel, 100)
+    launch(kernel := make(tmp_path), 100)
     resolution = kernel.explain(*TENSORS, 100)
     assert resolution.how == how
     assert kernel.best_config is (CONFIGS[0] if how == "default" else CONFIGS[2])
@@ -150,15 +154,12 @@ def test_later_launches_do_not_list_the_contexts_again(
     kernel = make(tmp_path)
     listed = note_calls(monkeypatch, FileStore, "contexts")
     launch(kernel, 100)
-    assert listed
-    listed.clear()
+    first = [*listed]
     launch(kernel, 200)
-    assert listed == []
+    assert listed == first != []
 
 
-def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tuned_scenario_is_not_forgotten_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process believes its own measurements, however many it has made."""
     monkeypatch.setattr(known_records, "MOST_SCENARIOS", 2)
     records = KnownRecords(TieredStore([MemoryStore()]))
@@ -174,8 +175,7 @@ def test_a_config_does_not_run_that_failed_here_or_was_wrong_nearby(
     tmp_path: Path, size: int, kind: Any
 ) -> None:
     record_sizes(tmp_path, 103, 107)
-    kernel = make(tmp_path)
-    request = kernel.request(*TENSORS, size)
+    request = (kernel := make(tmp_path)).request(*TENSORS, size)
     failure = Failure(kind=kind, reason="seen by another process")
     failed = Measurement(config=describe(CONFIGS[2]), failure=failure, at=now())
     both = failed, Measurement(config=describe(CONFIGS[0]), median=3.0, at=now())
