@@ -64,11 +64,9 @@ def diff(
             ComparedSide(store, *wanted, kernel)
             for store, wanted in zip((left, right), zip(devices, tritons, strict=True), strict=True)
         ]
-        if not any(next(store.contexts(), None) for store in (left, right)):
-            raise NothingFoundError(
-                f"neither {left.url} nor {right.url} holds records, or a run's report "
-                "(a folder that DEJAVU_CACHE_REPORT named)"
-            )
+        if not any(side.contexts() for side in sides):
+            why = f"neither {left.url} nor {right.url} holds such records, or a run's report"
+            raise NothingFoundError(f"{why} (a folder that DEJAVU_CACHE_REPORT named)")
         differences = _environment_differences if by_environment else _differences
         rows = list(differences(*sides))
     if as_json:

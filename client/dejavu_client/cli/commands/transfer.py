@@ -78,6 +78,8 @@ def export_records(
         own = [tier for tier in tiers_of(opened) if not tier.keeps_copies]  # and no stranger's
         source = TieredStore(own, strict=True) if len(own) > 1 else next(iter(own), opened)
         contexts = contexts_of(source, kernel, device)
+        if not contexts:
+            raise NothingFoundError(f"{source.url} has no such records, so {file} stays as is")
         for context in contexts:
             out.writelines(record_set_line(context, source.records(context)))
     if file != "-":
