@@ -239,6 +239,12 @@ def test_an_output_that_is_updated_by_zeros_is_not_compared() -> None:
     }
 
 
+def test_nothing_runs_where_nothing_is_to_be_compared() -> None:
+    arguments = launch_arguments()
+    checker(arguments, double, accesses=code("x", "out"), ignore=["out"])
+    assert arguments["out"].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("accesses", "options", "reason"),
     [
@@ -246,6 +252,7 @@ def test_an_output_that_is_updated_by_zeros_is_not_compared() -> None:
         (code("x", "out"), {}, NO_WORK),
         (code("x", "out"), {"ignore": ["out"]}, "the author wants none"),
         (code("x", "out"), {"outputs": ["x"]}, "the author wants none"),
+        (code("x", "out"), {"reference": write_nothing}, "the reference of the author"),
         (Accesses(frozenset(), frozenset(), elsewhere=True), {}, BEHIND_POINTERS),
     ],
 )
