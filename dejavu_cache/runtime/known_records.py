@@ -120,7 +120,7 @@ class KnownRecords:
         """Yield the recorded scenarios of a context with their distance, the most alike first.
 
         They differ in numbers alone, and not in those of `exact` arguments, so that a pattern finds
-        them without parsing any. An argument that varies more among them decides no more.
+        them without parsing any. Each argument counts relative to how far it varies among them.
         """
         numbers = {
             name: float(value)
