@@ -161,7 +161,7 @@ def test_a_file_that_is_no_module_of_its_own_is_an_error(
         ("", ["--gpus", "²"], "--gpus ²: this machine has"),
         ("", ["--store", "memory://"], "would be lost"),
         ("", ["--tune-loss", "nan"], "--tune-loss nan: give a share, such as 0.01"),
-        ("", ["--worth", ""], "--worth '': write 90s, 20m or 2h"),
+        ("", ["--worth", "soon"], "--worth 'soon': write 90s, 20m or 2h"),
     ],
 )
 def test_a_sweep_that_cannot_be_made_is_refused_in_a_line(
