@@ -86,8 +86,9 @@ class KnownRecords:
     @property
     def kept_in(self) -> str:
         """The URLs of the tiers that keep what is written, or the URL of this process's memory."""
-        lasting = [tier for tier in self.tiers.tiers if not isinstance(tier, MemoryStore)]
-        return ",".join(tier.url for tier in lasting if not tier.read_only) or MemoryStore.url
+        tiers = self.tiers.tiers
+        urls = [tier.url for tier in tiers if not (tier.read_only or isinstance(tier, MemoryStore))]
+        return ",".join(urls) or MemoryStore.url
 
     @property
     def url(self) -> str:
@@ -136,8 +137,7 @@ class KnownRecords:
         for position, number in enumerate(numbers.values(), 2):
             column = parts[position::width]
             by_text = {text: value_distance(number, float(text)) for text in set(column)}
-            gaps = [*map(by_text.__getitem__, column)]
-            squares = [*map(add, squares, relative_squares(gaps))]
+            squares = [*map(add, squares, relative_squares([*map(by_text.__getitem__, column)]))]
         for index in sorted(range(len(alike)), key=squares.__getitem__):
             if squares[index] == math.inf:
                 break
