@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union
 
-from pydantic import AfterValidator, InstanceOf, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 
 from ..errors import SettingsError, did_you_mean, problem_text
 from ..model.buckets import BucketSpec
@@ -147,20 +147,24 @@ def _check_store(store: Any) -> Any:
 class _GivenOptions(Rule):
     """What a decorator may be given: what the policy may say of a kernel, and more."""
 
+    model_config = ConfigDict(revalidate_instances="always")  # nobody has checked `CheckOptions`
+
     match: str = "*"
     default: Any = None
     store: Annotated[Any, AfterValidator(_check_store)] = None
     method: Method | None = None
     consensus: Consensus | None = None
-    check: InstanceOf[CheckOptions] | bool | None = None
+    check: CheckOptions | bool | None = None
     prune_per: PrunePer | None = None
 
 
 def _first_mistake(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
+    problem = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
     name, *within = problem["loc"]
     if name == "buckets" and within:
         return f"buckets[{within[0]!r}]: {problem_text(problem)}"
+    if name == "check" and within[1:]:
+        name = f"check: {within[1]}"
     return f"{name}={problem['input']!r}: {problem_text(problem)}"
 
 

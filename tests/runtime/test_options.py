@@ -1,5 +1,6 @@
 """Options that cannot work, and keys that no record can hold, are refused by name."""
 
+import math
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -33,6 +34,10 @@ def decorate(**options: Any) -> Any:
     return cached_autotune(CONFIGS, ["n"], **options)(add_one)
 
 
+def check(**options: Any) -> dict[str, Any]:
+    return {"check": CheckOptions(**options)}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -53,9 +58,17 @@ def decorate(**options: Any) -> Any:
         ({"buckets": "pow2"}, r"buckets='pow2': Input should be a valid dictionary"),
         ({"buckets": {"BLOCK": "pow2"}}, r"buckets name 'BLOCK', which is not in key: add it to"),
         ({"buckets": {"N": "pow2"}}, r"buckets name 'N', which is not in key: did you mean 'n'\?"),
-        ({"check": CheckOptions(ignore=["zz"])}, r"check: ignore names 'zz', which is no argument"),
-        ({"check": CheckOptions(outputs=["z"])}, r"outputs names 'z', which is no argument"),
-        ({"check": CheckOptions({"zz": 0.1})}, r"tolerance names 'zz', .*: choose from x"),
+        (check(ignore=["zz"]), r"check: ignore names 'zz', which is no argument"),
+        (check(outputs=["z"]), r"outputs names 'z', which is no argument"),
+        (check(tolerance={"zz": 0.1}), r"tolerance names 'zz', .*: choose from x"),
+        (check(tolerance=-1), r"check: tolerance=-1: Input should be greater than or equal to 0"),
+        (check(tolerance=math.nan), r"check: tolerance=nan: Input should be a finite number"),
+        (check(tolerance={"y_ptr": -2}), r"check: tolerance=-2: Input should be greater"),
+        (check(ignore=3), r"check: ignore=3: Input should be"),
+        (check(outputs="y_ptr"), r"check: outputs='y_ptr': 'str' instances are not allowed"),
+        (check(outputs=[3]), r"check: outputs=3: Input should be a valid string"),
+        (check(reference=3), r"check: reference=3: Input should be callable"),
+        (check(repeatable="no idea"), r"repeatable='no idea': Input should be a valid boolean"),
         ({"default": triton.Config({"BLOCK": 7})}, r"not among the 3 declared configs: add it"),
         ({"default": {"BLOCK": 7}}, r"default=\{'BLOCK': 7\}: none of the 3 declared configs has"),
         ({"default": {"BLOK": 16}}, r"no config sets 'BLOK': did you mean 'BLOCK'\?"),
@@ -75,7 +88,7 @@ def decorate(**options: Any) -> Any:
         ({"key": ["n", "stride"]}, r"key names 'stride', .*: choose from x_ptr, y_ptr, n, BLOCK"),
         ({"restore_value": ["y"]}, r"restore_value names 'y', which is no argument: choose from x"),
         ({"prune_configs_by": {"early": print}}, r"has no 'early': choose from early_config_prun"),
-        ({"check": CheckOptions}, r"check=<class .*: Input should be an instance of CheckOptions"),
+        ({"check": CheckOptions}, r"check=<class .*: Input should be a dictionary or an instance"),
     ],
 )
 def test_a_bad_option_is_an_error_that_names_kernel_value_and_remedy(
