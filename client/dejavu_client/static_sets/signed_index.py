@@ -182,8 +182,7 @@ def publish(record_sets: Iterable[RecordSet], folder: Path, key_file: Path) -> s
         with hold_lock(lock, LONGEST_WAIT):  # two at once would delete what the other names
             _write_set(record_sets, folder, private, public)
     except OSError as error:
-        place = folder / (error.filename or "")  # the lock may be another user's
-        raise StoreError(f"{place} cannot be written: {error.strerror or error}") from None
+        raise StoreError(f"{folder} cannot be written: {error}") from None
     return public
 
 
