@@ -12,6 +12,7 @@ import triton.language as tl
 from support.processes import ROOT, run_python
 
 from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.stores import FileStore
 
 pytestmark = pytest.mark.gpu
 
@@ -98,7 +99,9 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
         launch()
         assert torch.cuda.memory_allocated() == before
     assert kernel.benchmarked == 0
-    assert not any(r.measurements for found in kernel.home.record_sets() for r in found.records)
+    assert not any(
+        r.measurements for found in FileStore(tmp_path).record_sets() for r in found.records
+    )
     for _ in range(3):
         x.normal_()
         out.fill_(float("nan"))
