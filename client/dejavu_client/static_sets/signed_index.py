@@ -80,12 +80,11 @@ def read_index(data: bytes, key: str, where: str) -> SignedIndex:
             f"{key}: ask the publisher for the key"
         )
     text = data.partition(b"\n")[2]
-    version = version_of(text)
-    if version > FORMAT:
-        raise NewerFormatError(where, version, FORMAT)
     try:
         return SignedIndex.model_validate_json(text)
     except ValidationError as error:
+        if (version := version_of(text)) > FORMAT:
+            raise NewerFormatError(where, version, FORMAT) from None
         raise refusal(where, f"it is no index ({first_problem(error)})") from None
 
 
