@@ -203,8 +203,7 @@ def _mistakes_in_options(
     if "method" in options and do_bench is not None:
         yield f"method={options['method']!r} and a do_bench of your own: give only one of them"
     if isinstance(check := options.get("check"), CheckOptions):
-        tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-        named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs}
+        named = {"tolerance": check.tolerance, "ignore": check.ignore, "outputs": check.outputs}
         for option, names in named.items():
             yield from _unknown_arguments(f"check: {option}", names, arg_names)
     if "default" in options:
@@ -243,9 +242,7 @@ def _names_of(configs: Sequence[TritonConfig]) -> list[str]:
     return list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
 
 
-def _unknown_arguments(
-    parameter: str, names: Iterable[str] | None, arg_names: Sequence[str]
-) -> Iterator[str]:
+def _unknown_arguments(parameter: str, names: object, arg_names: Sequence[str]) -> Iterator[str]:
     """Say which of the names that are given to a parameter are no arguments of the kernel."""
     for name in names if isinstance(names, Collection) else ():  # an iterator gives them once
         if name not in arg_names:
