@@ -131,13 +131,15 @@ def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -
             records are still there under their old name.
     """
     state = "would be renamed to" if preview else "renamed to"
+    present = {context.kernel.name for context in store.contexts()}
     for context, renamed in _affected_contexts(store, rename):
         records = list(store.records(context))
         if not preview:
             _move_records(store, context, renamed, records)
         name, device = context.kernel.name, context.environment.device.name
         content = f"{name} on {device} ({counted(len(records), 'record')})"
-        yield f"{content} {state} {renamed.kernel.name}"
+        joined = ", which has records already" if renamed.kernel.name in present else ""
+        yield f"{content} {state} {renamed.kernel.name}{joined}"
 
 
 def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context, Context]]:
