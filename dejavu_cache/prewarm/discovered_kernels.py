@@ -124,15 +124,11 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"{name} cannot be imported: there is no {error.name} on the builder; install it, "
-            "or name modules that do without"
-        ) from error
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise SettingsError(
-            f"{name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            why = f"there is no {error.name} on the builder; install it, or leave the module out"
+        raise SettingsError(f"{name} cannot be imported: {why}") from error
     yield module
     folders = getattr(module, "__path__", ())
     submodules = pkgutil.walk_packages(folders, f"{name}.", onerror=lambda _: None)
@@ -164,9 +160,8 @@ def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
         source = identify(function, ()).source or uuid.uuid4().hex  # without a key, of no record
         kernels[name] = DiscoveredKernel(name, source, function, [])
     while value is not function:
-        if isinstance(value, CachedAutotuner) and all(
-            value is not autotuner for autotuner in kernels[name].autotuners
-        ):
+        known = map(id, kernels[name].autotuners)
+        if isinstance(value, CachedAutotuner) and id(value) not in known:
             kernels[name].autotuners.append(value)
         value = value.fn
 
@@ -176,8 +171,6 @@ def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict
 
     A declared config keeps its author's own values, which may be of types that records do not have.
     """
-    if config is None:
-        return {}
-    if config in declared:
-        return dict(declared[config].all_kwargs())
-    return config.values
+    if config is None or config not in declared:
+        return config.values if config else {}
+    return dict(declared[config].all_kwargs())

@@ -168,9 +168,7 @@ def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredSt
             set_target(target)
             declared = kernel.configs(target.backend)
             installed = Kernel(name=kernel.name, source=kernel.autotuners[0].declaration.source)
-            current = Context(
-                kernel=installed, environment=context.environment, problem=context.problem
-            )
+            current = context.model_copy(update={"kernel": installed})
             known = set(store.scenario_texts(current)) if current in every else set()
             records = [
                 record.as_adopted(now())
@@ -236,8 +234,7 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
     """
     devices = {context.environment.device for context in contexts}
     if spec.engine:
-        recorded = {device.name for device in devices}
-        devices |= {device for device in GPUS if device.name not in recorded}
+        devices |= {gpu for gpu in GPUS if gpu.name not in {device.name for device in devices}}
     named = [device for device in devices if device.name == name]
     if len(named) == 1:
         return named[0]
@@ -256,34 +253,37 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
     raise PrewarmError(f"--device {name!r}: no records; choose among {others}")
 
 
-def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> Iterator[Context]:
-    """Yield the contexts of the builder's environment; launches fit all GPUs of an architecture.
+def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> list[Context]:
+    """Return the contexts that fit the builder's environment.
 
     Raises:
         PrewarmError: a kernel's records for the device are all of other environments.
     """
-    on_device = [
-        context for context in contexts if context.environment.device == environment.device
-    ]
-    alike = [
-        context
-        for context in contexts
-        if context.environment == environment
-        or (
-            context.problem.method == LAUNCH_METHOD
-            and context.environment.model_copy(update={"device": environment.device}) == environment
-            and context.environment.device.arch == environment.device.arch
-        )
-    ]
-    for context in on_device:
-        if not any(other.kernel.name == context.kernel.name for other in alike):
-            theirs = context.environment
+    alike = [context for context in contexts if _fits(context, environment)]
+    known = {context.kernel.name for context in alike}
+    for context in contexts:
+        theirs = context.environment
+        if theirs.device == environment.device and context.kernel.name not in known:
             raise PrewarmError(
                 f"the records of {context.kernel.name} for {theirs.device.name} were made by "
                 f"{_toolchain(theirs)}, and this is {_toolchain(environment)}: install what they "
                 f"were made by (pip install triton=={theirs.triton}), and set the same variables"
             )
-    yield from alike
+    return alike
+
+
+def _fits(context: Context, environment: Environment) -> bool:
+    """Return whether records are an environment's; launches fit by what Triton's keys are made of.
+
+    Of ptxas, that is the version and not the path, which Inductor sets while a program runs.
+    """
+    if context.problem.method != LAUNCH_METHOD:
+        return context.environment == environment
+    theirs, ours = (
+        (each.device.arch, each.triton, each.codegen, {**each.variables, "TRITON_PTXAS_PATH": ""})
+        for each in (context.environment, environment)
+    )
+    return theirs == ours
 
 
 def _toolchain(environment: Environment) -> str:
@@ -350,8 +350,8 @@ class JobList:
         further = [
             launch
             for other in self._selected
-            if other.has_no_configs
-            and (other.kernel.name, other.context.environment) == (name, environment)
+            if other.has_no_configs and other.kernel.name == name
+            if _fits(other.context, environment)
             for launch in other.launches
         ]
         unlaunched = unfinished = 0

@@ -17,8 +17,7 @@ from dejavu_cache.engines.vllm.plugin import register
 from dejavu_cache.runtime.launch_recorder import QUIET_SECONDS
 
 WORKER = """
-import triton
-import triton.language as tl
+import os, triton, triton.language as tl
 from dejavu_cache.attention.kernels.write_cache import write_cache_kernel as ours
 
 @triton.jit
@@ -29,6 +28,7 @@ class Worker:
     load_model = determine_available_memory = print
     def compile_or_warm_up_model(self, x):
         fill[(1,)](x, SIZE)
+        os.environ["TRITON_PTXAS_PATH"] = triton.knobs.nvidia.ptxas.path  # as Inductor does
         ours[(1, 2)](x, x, x, x, x.long(), *range(8), 1, 64, 64, PAGE=16, ROWS=16)
 """
 pretend_gpu("cuda:90")
