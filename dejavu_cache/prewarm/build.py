@@ -279,6 +279,6 @@ def _complete_manifest(
     """Return the planned manifest with what is in the folder."""
     binaries = {(job.kernel, result.binary) for job, result in results.items() if result.binary}
     count = Counter(kernel for kernel, _ in binaries)
-    kernels = [each.model_copy(update={"binaries": count[each.name]}) for each in planned.kernels]
+    kernels = [own.model_copy(update={"binaries": count[own.name]}) for own in planned.kernels]
     files = {inside: describe_file(path) for inside, path in files_of(work).items()}
     return Manifest.model_validate({**planned.model_dump(), "kernels": kernels, "files": files})

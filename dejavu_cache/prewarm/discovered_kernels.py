@@ -160,8 +160,8 @@ def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
         source = identify(function, ()).source or uuid.uuid4().hex  # without a key, of no record
         kernels[name] = DiscoveredKernel(name, source, function, [])
     while value is not function:
-        known = map(id, kernels[name].autotuners)
-        if isinstance(value, CachedAutotuner) and id(value) not in known:
+        earlier = map(id, kernels[name].autotuners)
+        if isinstance(value, CachedAutotuner) and id(value) not in earlier:
             kernels[name].autotuners.append(value)
         value = value.fn
 
