@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from ..system.notices import counted
+from ..system.notices import counted, seconds_text
 from .scenario import Config, FrozenModel
 
 _Amount = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
@@ -86,7 +86,8 @@ class Worth(FrozenModel):
         said = f"{counted(self.launches, 'launch', 'launches')} would have saved "
         predicted = "an unknown time"
         if self.saves is not None:
-            predicted = f"{self.saves:.2g} s (95% sure: {self.at_least:.2g} s)"
+            predicted = f"{seconds_text(self.saves)} (95% sure: {seconds_text(self.at_least)})"
         if self.saved is not None:
-            return f"{said}{self.saved:.2g} s; predicted was {predicted}"
-        return f"{said}{predicted}" + (f"; a tune takes {self.takes:.2g} s" if self.takes else "")
+            return f"{said}{seconds_text(self.saved)}; predicted was {predicted}"
+        takes = f"; a tune takes {seconds_text(self.takes)}" if self.takes else ""
+        return f"{said}{predicted}{takes}"

@@ -11,6 +11,7 @@ import pkgutil
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -110,7 +111,8 @@ class DiscoveredKernels(NamedTuple):
         kernels: dict[str, DiscoveredKernel] = {}
         for module in modules:
             for value in list(vars(module).values()):
-                if hasattr(value, "fn") and find_jit_function(value) is not None:
+                # A proxy or a mock may have any attribute, without end, or raise any error.
+                if getattr_static(value, "fn", None) and find_jit_function(value) is not None:
                     _add(kernels, value)
         if not kernels:
             raise SettingsError(
@@ -127,7 +129,7 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError):
-            why = f"there is no {error.name} on the builder; install it, or leave the module out"
+            why = f"{error}: install it on the builder, or name modules that do without"
         raise SettingsError(f"{name} cannot be imported: {why}") from error
     yield module
     folders = getattr(module, "__path__", ())

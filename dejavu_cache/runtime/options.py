@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union
 
-from pydantic import AfterValidator, InstanceOf, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 
 from ..errors import SettingsError, did_you_mean, problem_text
 from ..model.buckets import BucketSpec
@@ -147,20 +147,24 @@ def _check_store(store: Any) -> Any:
 class _GivenOptions(Rule):
     """What a decorator may be given: what the policy may say of a kernel, and more."""
 
+    model_config = ConfigDict(revalidate_instances="always")  # nobody has checked `CheckOptions`
+
     match: str = "*"
     default: Any = None
     store: Annotated[Any, AfterValidator(_check_store)] = None
     method: Method | None = None
     consensus: Consensus | None = None
-    check: InstanceOf[CheckOptions] | bool | None = None
+    check: CheckOptions | bool | None = None
     prune_per: PrunePer | None = None
 
 
 def _first_mistake(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
+    problem = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
     name, *within = problem["loc"]
     if name == "buckets" and within:
         return f"buckets[{within[0]!r}]: {problem_text(problem)}"
+    if name == "check" and within[1:]:
+        name = f"check: {within[1]}"
     return f"{name}={problem['input']!r}: {problem_text(problem)}"
 
 
@@ -199,8 +203,7 @@ def _mistakes_in_options(
     if "method" in options and do_bench is not None:
         yield f"method={options['method']!r} and a do_bench of your own: give only one of them"
     if isinstance(check := options.get("check"), CheckOptions):
-        tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-        named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs}
+        named = {"tolerance": check.tolerance, "ignore": check.ignore, "outputs": check.outputs}
         for option, names in named.items():
             yield from _unknown_arguments(f"check: {option}", names, arg_names)
     if "default" in options:
@@ -239,9 +242,7 @@ def _names_of(configs: Sequence[TritonConfig]) -> list[str]:
     return list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
 
 
-def _unknown_arguments(
-    parameter: str, names: Iterable[str] | None, arg_names: Sequence[str]
-) -> Iterator[str]:
+def _unknown_arguments(parameter: str, names: object, arg_names: Sequence[str]) -> Iterator[str]:
     """Say which of the names that are given to a parameter are no arguments of the kernel."""
     for name in names if isinstance(names, Collection) else ():  # an iterator gives them once
         if name not in arg_names:

@@ -40,6 +40,11 @@ def size_text(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
+def seconds_text(seconds: float) -> str:
+    """Return a number of seconds in two digits, or whole: `0.71 s`, `1,234 s`."""
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:,.0f} s"
+
+
 @cache
 def whoami() -> str:
     """Return the user and the host, as `user@host`; what is no text in them is a question mark."""

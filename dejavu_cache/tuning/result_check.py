@@ -14,14 +14,15 @@ and never reads; where it does not tell, those that the author declared. An inte
 be an index, an address, or a lock for which a kernel waits.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ..errors import NothingComparedError, SettingsError, UncomparedResultsError
+from pydantic import Field
+
+from ..errors import NothingComparedError, UncomparedResultsError
 from ..model.record import (
     ALL_OUTPUTS,
     BEHIND_POINTERS,
@@ -77,9 +78,13 @@ SWITCHED_OFF_BY_AUTHOR = _not_compared(f"{SWITCHED_OFF} by check=False or DEJAVU
 _NO_STANDARD = _not_compared(_DEFAULT_FAILS)
 
 
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A relative difference."""
+
+
 @dataclass(frozen=True)
 class CheckOptions:
-    """Declarations of a kernel's author about comparing results.
+    """Declarations of a kernel's author about comparing results; a decorator checks them.
 
     Attributes:
         tolerance: the largest relative difference, for all tensors or by argument; the default
@@ -93,28 +98,11 @@ class CheckOptions:
             anything before a launch, integers too: a lock, or an index that is read, is no output.
     """
 
-    tolerance: float | Mapping[str, float] | None = None
+    tolerance: Share | Mapping[str, Share] | None = None
     ignore: Sequence[str] = ()
     reference: Callable[[Mapping[str, Any]], None] | None = None
     repeatable: bool = True
     outputs: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values; the names are checked where a kernel is decorated.
-
-        Raises:
-            SettingsError: one of them is of another kind, or a negative tolerance.
-        """
-        for option, names in (("ignore", self.ignore), ("outputs", self.outputs)):
-            if isinstance(names, str) or not isinstance(names, Collection | None):
-                raise SettingsError(f"check: {option}={names!r}: give a list of arguments")
-        tolerance = self.tolerance
-        for share in tolerance.values() if isinstance(tolerance, Mapping) else (tolerance,):
-            if not (share is None or (isinstance(share, (int, float)) and 0 <= share < math.inf)):
-                raise SettingsError(
-                    f"check: tolerance={tolerance!r}: give a number of 0 or more, or one for each "
-                    "of some arguments"
-                )
 
     def _leaves_out(self, name: str) -> bool:
         """Return whether the author wants a tensor's content not to be compared."""

@@ -267,6 +267,11 @@ def test_no_stores_of_a_team_get_what_is_a_strangers(publisher: Publisher) -> No
     exported = publisher.root / "backup.jsonl"
     run_command(["export", str(exported), "--store", f"{near.root},{tiers.tiers[1].url}"])
     assert exported.read_text().count("\n") == 1
+    for target in (near.root / "set", "oci://localhost:1/team/set:1"):
+        words = ["export", str(target), "--store", str(near.root)]
+        assert run_command([*words, "--sign", str(publisher.root / "mine.pem")]) in (2, 3)
+    assert run_command(words) == 2, "unsigned"
+    assert not (near.root / "set").exists(), "which is the store's own"
     ours, later = (tuned_record(scenario, [measurement(at=at)]) for at in (MOMENT, now()))
     far.put(SETS[0].context, [ours])
     publisher.publish([RecordSet(context=SETS[0].context, records=(later,))])

@@ -186,8 +186,11 @@ def test_what_a_module_lacks_is_named(records: FileStore, tmp_path: Path) -> Non
     (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
     made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
     assert made.returncode == 2
-    assert "lacking cannot be imported: there is no flash_attn_that_nobody_has" in made.stderr
+    assert "lacking cannot be imported: No module named 'flash_attn_that_nobody_has'" in made.stderr
     assert not (tmp_path / "out").exists()
+    (tmp_path / "proxies.py").write_text("from torch import classes  # which has any attribute\n")
+    made = prewarm(records, tmp_path / "out", "proxies", PYTHONPATH=str(tmp_path))
+    assert "there is no kernel in proxies" in made.stderr
 
 
 def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: Path) -> None:

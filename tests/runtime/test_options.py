@@ -1,5 +1,6 @@
 """Options that cannot work, and keys that no record can hold, are refused by name."""
 
+import math
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -56,6 +57,13 @@ def decorate(**options: Any) -> Any:
         ({"check": CheckOptions(ignore=["zz"])}, r"check: ignore names 'zz', which is no argument"),
         ({"check": CheckOptions(outputs=["z"])}, r"outputs names 'z', which is no argument"),
         ({"check": CheckOptions({"zz": 0.1})}, r"tolerance names 'zz', .*: choose from x"),
+        ({"check": CheckOptions(-1)}, r"check: tolerance=-1: Input should be greater than or"),
+        ({"check": CheckOptions(math.nan)}, r"check: tolerance=nan: .* finite number"),
+        ({"check": CheckOptions({"y_ptr": -2})}, r"check: tolerance=-2: Input should be greater"),
+        ({"check": CheckOptions(outputs="y_ptr")}, r"outputs='y_ptr': 'str' instances are not"),
+        ({"check": CheckOptions(ignore=CONFIGS)}, r"ignore=<.*: Input should be a valid string"),
+        ({"check": CheckOptions(reference=CONFIGS[0])}, r"reference=<.*: Input should be callable"),
+        ({"check": CheckOptions(repeatable=CONFIGS[0])}, r"=<.*: Input should be a valid boolean"),
         ({"default": triton.Config({"BLOCK": 7})}, r"not among the 3 declared configs: add it"),
         ({"default": {"BLOCK": 7}}, r"default=\{'BLOCK': 7\}: none of the 3 declared configs has"),
         ({"default": {"BLOK": 16}}, r"no config sets 'BLOK': did you mean 'BLOCK'\?"),
@@ -75,7 +83,7 @@ def decorate(**options: Any) -> Any:
         ({"key": ["n", "stride"]}, r"key names 'stride', .*: choose from x_ptr, y_ptr, n, BLOCK"),
         ({"restore_value": ["y"]}, r"restore_value names 'y', which is no argument: choose from x"),
         ({"prune_configs_by": {"early": print}}, r"has no 'early': choose from early_config_prun"),
-        ({"check": CheckOptions}, r"check=<class .*: Input should be an instance of CheckOptions"),
+        ({"check": CheckOptions}, r"check=<class .*: Input should be a dictionary or an instance"),
     ],
 )
 def test_a_bad_option_is_an_error_that_names_kernel_value_and_remedy(

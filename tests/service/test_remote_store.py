@@ -179,7 +179,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         wanting.miss(context(), record(999).scenario, missed)
     assert wanting.sender.flush(240)
     wanting.close()
-    assert "4 s (>= 2)" in run("show --misses")
+    assert "4 s (>= 2 s)" in run("show --misses")
     (shown,) = json.loads(run("show --misses --json"))
     assert (shown["count"], shown["saving"]) == (4001, dict(saving))
     assert "known in" in run("sync", f"{copy.root},{server.base}")

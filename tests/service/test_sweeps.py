@@ -133,11 +133,11 @@ def test_a_sweep_leaves_out_what_is_not_worth_a_tune(server: Running, tmp_path: 
         assert second.worth.saves is None, "nothing was known when it was launched"
     planned = dejavu("sweep", "met", "--from-misses", "--dry-run", *into, **env).stdout
     most, least = planned.splitlines()[:2]
-    assert re.search("n=500.*: 1000000 launches would have saved 9.8e.02 s .*tune takes 2 s", most)
+    assert re.search(r"n=500.*: 1000000 launches would have saved 9\d\d s .*tune takes 2 s", most)
     assert re.search(r"n=300: not tuned: .*: 1 launch would have saved 0\.00098 s ", least)
     done = dejavu("sweep", "met", "--worth", "10m", *into, **env).stdout
     assert re.search("n=300: not worth a tune: .*: 1 launch would have saved", done)
-    assert re.search(r"n=500: tuned: .* would have saved .* s; predicted was 9.8e.02 s", done)
+    assert re.search(r"n=500: tuned: .* would have saved .* s; predicted was 9\d\d s", done)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,9 @@ from support.result_checks import (
     write_nothing,
 )
 
-from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE
 from dejavu_cache.triton_internals.argument_access import Accesses
 from dejavu_cache.tuning.expected_results import compare_ones
-from dejavu_cache.tuning.result_check import CheckOptions
 
 
 def input_overwritten(arguments: dict[str, Any]) -> None:
@@ -78,23 +76,6 @@ def test_an_error_of_a_reference_is_its_authors() -> None:
 
     with pytest.raises(ValueError, match="author's"):
         checker(launch_arguments(), double, reference=reference)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"tolerance": -1},
-        {"tolerance": math.nan},
-        {"tolerance": {"out": -0.1}},
-        {"tolerance": "0.1"},
-        {"outputs": "out"},
-        {"ignore": 3},
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"check: {next(iter(options))}="):
-        CheckOptions(**options)
 
 
 def test_restoring_is_unseen_by_autograd() -> None:

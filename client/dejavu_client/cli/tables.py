@@ -13,7 +13,7 @@ from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config, Context, Scenario, divide_values
 from dejavu_cache.stores import Store
-from dejavu_cache.system.notices import counted
+from dejavu_cache.system.notices import counted, seconds_text
 
 from . import queries
 from .output import say, say_indented, show_table
@@ -219,8 +219,9 @@ def _worth_texts(miss: MissedLaunch) -> tuple[str, str | None, str | None]:
     worth = miss.worth
     if worth.saves is None:
         return "unknown", None, None
-    saves = f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){'' if worth.pays else ', not worth it'}"
-    return saves, f"{worth.takes:.2g} s", miss.said_by
+    saves = f"{seconds_text(worth.saves)} (>= {seconds_text(worth.at_least)})"
+    doubt = "" if worth.pays else ", not worth it"
+    return f"{saves}{doubt}", seconds_text(worth.takes), miss.said_by
 
 
 def _minute(moment: str) -> str:

@@ -80,12 +80,11 @@ def read_index(data: bytes, key: str, where: str) -> SignedIndex:
             f"{key}: ask the publisher for the key"
         )
     text = data.partition(b"\n")[2]
-    version = version_of(text)
-    if version > FORMAT:
-        raise NewerFormatError(where, version, FORMAT)
     try:
         return SignedIndex.model_validate_json(text)
     except ValidationError as error:
+        if (version := version_of(text)) > FORMAT:
+            raise NewerFormatError(where, version, FORMAT) from None
         raise refusal(where, f"it is no index ({first_problem(error)})") from None
 
 
@@ -182,8 +181,7 @@ def publish(record_sets: Iterable[RecordSet], folder: Path, key_file: Path) -> s
         with hold_lock(lock, LONGEST_WAIT):  # two at once would delete what the other names
             _write_set(record_sets, folder, private, public)
     except OSError as error:
-        place = folder / (error.filename or "")  # the lock may be another user's
-        raise StoreError(f"{place} cannot be written: {error.strerror or error}") from None
+        raise StoreError(f"{folder} cannot be written: {error}") from None
     return public
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.settings import PREFIX, current_settings
+from dejavu_cache.settings import PREFIX
 from dejavu_cache.system.notices import counted, size_text
 
 from ..application import app
@@ -60,9 +60,8 @@ def prewarm(
     if option and not engine:
         raise SettingsError("an --option is a setting of an --engine: name one")
     require_triton()
-    settings = current_settings()
     with open_existing_store(store) as records:
-        contexts = list(records.contexts())
+        contexts, url = list(records.contexts()), records.url  # a module may change the folder
 
     from dejavu_cache.prewarm.build import PrewarmSpec
     from dejavu_cache.prewarm.build import prewarm as build
@@ -71,7 +70,7 @@ def prewarm(
     spec = PrewarmSpec(
         modules=modules or ["dejavu_cache.attention"],
         recorded=sorted(name for name in in_store if engine and name.startswith(f"{engine}.")),
-        store=store or settings.url or settings.default_url,
+        store=url,
         devices=_devices(device, {context.environment.device.name for context in contexts}),
         engine=engine or "",
         options=parse_assignments(option, "--option"),

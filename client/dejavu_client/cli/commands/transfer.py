@@ -15,7 +15,7 @@ from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import PATIENCE, Store, TieredStore, tiers_of
+from dejavu_cache.stores import PATIENCE, FileStore, Store, TieredStore, tiers_of
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
@@ -65,7 +65,7 @@ def export_records(
             for engine, folder in folders.items():
                 _export_tables(source, engine, folder, triton)
         return
-    if sign or new_key or recall_all:
+    if sign or new_key or recall_all or "://" in file:
         if recall_all and (kernel or device or store):
             raise SettingsError("--recall-all recalls all: leave out --kernel, --device, --store")
         with open_complete_store("memory://" if recall_all else store) as source:
@@ -93,8 +93,12 @@ def _export_signed(
     is_artifact = folder.startswith("oci://")
     if folder == "-" or not key_file or ("://" in folder and not is_artifact):
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
-    if any(tier.keeps_copies for tier in tiers_of(source)):
-        raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
+    place = Path(folder).resolve()
+    for tier in tiers_of(source):
+        if tier.keeps_copies:
+            raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
+        if isinstance(tier, FileStore) and place.is_relative_to(tier.root.resolve()):
+            raise SettingsError(f"{folder} is in {tier.url}: name a folder outside of that store")
     # It imports httpx, which `export` else does not need.
     from ...static_sets import make_key, publish
     from ...static_sets.registry import Registry
