@@ -195,7 +195,14 @@ def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Gu
 def choose(default: Config, situation: str, gpu: str, kernel: str, number: int) -> Config | None:
     """Return which of the nearest scenarios' winners a launch runs; None for the default."""
     environment, record = read_tables()[gpu, kernel][number]
-    rows_known = nearest(record.scenario, known_of(situation, gpu, kernel, number))[:NEAR_A_LAUNCH]
+    return choose_among(default, environment, record, known_of(situation, gpu, kernel, number))
+
+
+def choose_among(
+    default: Config, environment: Environment, record: Record, known: Known
+) -> Config | None:
+    """Choose by records, for a record's scenario and configs, as if these had no timings."""
+    rows_known = nearest(record.scenario, known)[:NEAR_A_LAUNCH]
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
     rivals = find_rivals((other for _, other in rows_known), FEW_RIVALS)

@@ -6,6 +6,7 @@ The processes run `prewarm.worker`; the messages that they exchange with this on
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -276,9 +277,8 @@ def _complete_manifest(
     planned: Manifest, results: Mapping[CompileJob, CompileResult], work: Path
 ) -> Manifest:
     """Return the planned manifest with what is in the folder."""
-    kernels = []
-    for kernel in planned.kernels:
-        own = {result.binary for job, result in results.items() if job.kernel == kernel.name}
-        kernels.append(kernel.model_copy(update={"binaries": len(own - {""})}))
+    binaries = {(job.kernel, result.binary) for job, result in results.items() if result.binary}
+    count = Counter(kernel for kernel, _ in binaries)
+    kernels = [own.model_copy(update={"binaries": count[own.name]}) for own in planned.kernels]
     files = {inside: describe_file(path) for inside, path in files_of(work).items()}
     return Manifest.model_validate({**planned.model_dump(), "kernels": kernels, "files": files})

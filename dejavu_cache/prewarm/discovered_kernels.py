@@ -126,15 +126,11 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"{name} cannot be imported: {error}: install it on the builder, or name modules that "
-            "do without"
-        ) from error
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise SettingsError(
-            f"{name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            why = f"{error}: install it on the builder, or name modules that do without"
+        raise SettingsError(f"{name} cannot be imported: {why}") from error
     yield module
     folders = getattr(module, "__path__", ())
     submodules = pkgutil.walk_packages(folders, f"{name}.", onerror=lambda _: None)
@@ -166,9 +162,8 @@ def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
         source = identify(function, ()).source or uuid.uuid4().hex  # without a key, of no record
         kernels[name] = DiscoveredKernel(name, source, function, [])
     while value is not function:
-        if isinstance(value, CachedAutotuner) and all(
-            value is not autotuner for autotuner in kernels[name].autotuners
-        ):
+        earlier = map(id, kernels[name].autotuners)
+        if isinstance(value, CachedAutotuner) and id(value) not in earlier:
             kernels[name].autotuners.append(value)
         value = value.fn
 
@@ -178,8 +173,6 @@ def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict
 
     A declared config keeps its author's own values, which may be of types that records do not have.
     """
-    if config is None:
-        return {}
-    if config in declared:
-        return dict(declared[config].all_kwargs())
-    return config.values
+    if config is None or config not in declared:
+        return config.values if config else {}
+    return dict(declared[config].all_kwargs())

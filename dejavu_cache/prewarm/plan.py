@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import importlib
 import sysconfig
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 
 from .. import __version__
 from ..errors import PrewarmError
-from ..model.record import Record, RecordedLaunch
+from ..model.record import MOST_LAUNCHES, Record, RecordedLaunch
 from ..model.scenario import Context, Device, Environment, Kernel, Scenario, now
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD, CompiledLaunch
@@ -168,9 +168,7 @@ def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredSt
             set_target(target)
             declared = kernel.configs(target.backend)
             installed = Kernel(name=kernel.name, source=kernel.autotuners[0].declaration.source)
-            current = Context(
-                kernel=installed, environment=context.environment, problem=context.problem
-            )
+            current = context.model_copy(update={"kernel": installed})
             known = set(store.scenario_texts(current)) if current in every else set()
             records = [
                 record.as_adopted(now())
@@ -236,8 +234,7 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
     """
     devices = {context.environment.device for context in contexts}
     if spec.engine:
-        recorded = {device.name for device in devices}
-        devices |= {device for device in GPUS if device.name not in recorded}
+        devices |= {gpu for gpu in GPUS if gpu.name not in {device.name for device in devices}}
     named = [device for device in devices if device.name == name]
     if len(named) == 1:
         return named[0]
@@ -256,34 +253,37 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
     raise PrewarmError(f"--device {name!r}: no records; choose among {others}")
 
 
-def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> Iterator[Context]:
-    """Yield the contexts of the builder's environment; launches fit all GPUs of an architecture.
+def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> list[Context]:
+    """Return the contexts that fit the builder's environment.
 
     Raises:
         PrewarmError: a kernel's records for the device are all of other environments.
     """
-    on_device = [
-        context for context in contexts if context.environment.device == environment.device
-    ]
-    alike = [
-        context
-        for context in contexts
-        if context.environment == environment
-        or (
-            context.problem.method == LAUNCH_METHOD
-            and context.environment.model_copy(update={"device": environment.device}) == environment
-            and context.environment.device.arch == environment.device.arch
-        )
-    ]
-    for context in on_device:
-        if not any(other.kernel.name == context.kernel.name for other in alike):
-            theirs = context.environment
+    alike = [context for context in contexts if _fits(context, environment)]
+    covered = {context.kernel.name for context in alike}
+    for context in contexts:
+        theirs = context.environment
+        if theirs.device == environment.device and context.kernel.name not in covered:
             raise PrewarmError(
                 f"the records of {context.kernel.name} for {theirs.device.name} were made by "
                 f"{_toolchain(theirs)}, and this is {_toolchain(environment)}: install what they "
                 f"were made by (pip install triton=={theirs.triton}), and set the same variables"
             )
-    yield from alike
+    return alike
+
+
+def _fits(context: Context, environment: Environment) -> bool:
+    """Return whether records are an environment's; launches fit by what Triton's keys are made of.
+
+    Of ptxas, that is the version and not the path, which Inductor sets while a program runs.
+    """
+    if context.problem.method != LAUNCH_METHOD:
+        return context.environment == environment
+    theirs, ours = (
+        (side.device.arch, side.triton, side.codegen, {**side.variables, "TRITON_PTXAS_PATH": ""})
+        for side in (context.environment, environment)
+    )
+    return theirs == ours
 
 
 def _toolchain(environment: Environment) -> str:
@@ -299,14 +299,14 @@ class KernelRecords(NamedTuple):
     records: Sequence[Record]
 
     @property
+    def arch(self) -> str:
+        """Architecture that they are compiled for."""
+        return self.context.environment.device.arch
+
+    @property
     def has_no_configs(self) -> bool:
         """Whether these are launches of a kernel that were recorded apart from its scenarios."""
         return self.context.problem.method == LAUNCH_METHOD
-
-    @property
-    def launches(self) -> Iterator[RecordedLaunch]:
-        """Launches of all records."""
-        return chain.from_iterable(record.launches or () for record in self.records)
 
 
 class JobList:
@@ -325,35 +325,35 @@ class JobList:
         self.fallbacks: dict[CompileJob, None] = {}
         self.scenarios: Counter[str] = Counter()
         self.notes: list[str] = []
-        self._selected = selected
-        for records in selected:
+        self._apart: defaultdict[tuple[str, str], list[RecordedLaunch]] = defaultdict(list)
+        for own in selected:
+            if own.has_no_configs:
+                launches = (record.launches or () for record in own.records)
+                self._apart[own.kernel.name, own.arch] += chain.from_iterable(launches)
+        for own in selected:
             # Functions for defaults or pruning may ask Triton for its target.
-            set_target(target_of(records.context.environment.device.arch))
-            if records.has_no_configs:
-                self._add_launches(records)
+            set_target(target_of(own.arch))
+            if own.has_no_configs:
+                self._add_launches(own)
             else:
-                self._add_scenarios(records)
+                self._add_scenarios(own)
 
     def _add_launches(self, own: KernelRecords) -> None:
         """Add launches without a config, if their values are complete, and those of other sizes."""
-        arch = own.context.environment.device.arch
-        for launch in _distinct(own.launches):
-            if set(launch.signature) == set(own.kernel.function.arg_names):
-                job = CompileJob(kernel=own.kernel.name, arch=arch, launch=launch)
-                self.needed[job] = None
-                for other in _of_other_sizes(launch):
-                    self.fallbacks[job.model_copy(update={"launch": other})] = None
+        name, function = own.kernel.name, own.kernel.function
+        names, apart = set(function.arg_names), _distinct(self._apart[name, own.arch])
+        launches = [launch for launch in apart if set(launch.signature) == names]
+        others = _with_all_kinds(function, launches)
+        for jobs, added in ((self.needed, launches), (self.fallbacks, others)):
+            for launch in added:
+                jobs[CompileJob(kernel=name, arch=own.arch, launch=launch)] = None
+        if len(others) > len(launches):
+            count = counted(len(others) - len(launches), "launch", "launches")
+            self.notes.append(f"{name}: also {count} of other kinds of sizes than were recorded")
 
     def _add_scenarios(self, own: KernelRecords) -> None:
-        name, environment = own.kernel.name, own.context.environment
-        declared = own.kernel.configs(target_of(environment.device.arch).backend)
-        further = [
-            launch
-            for other in self._selected
-            if other.has_no_configs
-            and (other.kernel.name, other.context.environment) == (name, environment)
-            for launch in other.launches
-        ]
+        name, apart = own.kernel.name, self._apart[own.kernel.name, own.arch]
+        declared = own.kernel.configs(target_of(own.arch).backend)
         unlaunched = unfinished = 0
         for record in own.records:
             first = next(iter(record.launches or ()), None)
@@ -364,11 +364,11 @@ class JobList:
                 continue
             self.scenarios[name] += 1
             unfinished += record.is_unfinished
-            suiting = [launch for launch in further if _suits(launch, record.scenario)]
-            launches = _distinct([*(record.launches or ()), *suiting])
+            further = [launch for launch in apart if _suits(launch, record.scenario)]
+            launches = _distinct([*(record.launches or ()), *further])
             unlaunched += not launches
             for launch in launches:
-                job = CompileJob(kernel=name, arch=environment.device.arch, launch=launch)
+                job = CompileJob(kernel=name, arch=own.arch, launch=launch)
                 default = own.kernel.default(declared, record.scenario, launch)
                 for config in filter(None, (chosen, default)):
                     if launch.bound in (None, config):
@@ -394,21 +394,38 @@ def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
 
 
-def _of_other_sizes(launch: RecordedLaunch) -> Iterator[RecordedLaunch]:
-    """Yield a launch with a number that is neither 1 nor a multiple of 16 as each of these.
+MULTIPLE = ("i32", '[["tt.divisibility", 16]]', None)
+KINDS = (MULTIPLE, ("i32", "[]", None), ("constexpr", None, 1))
+"""What launches have of a multiple of 16, other numbers, and 1: type, attribute and constant."""
 
-    Such a number is a size that varies, unless it is a stride, by its name: limits and shapes of
-    models are mostly multiples.
+
+def _kind(launch: RecordedLaunch, name: str) -> tuple[object, ...]:
+    return launch.signature[name], launch.attrs.get(name), launch.constants.get(name)
+
+
+def _of_kind(launch: RecordedLaunch, name: str, kind: tuple[Any, ...]) -> RecordedLaunch:
+    fields = launch.model_dump()
+    for field, value in zip(("signature", "attrs", "constants"), kind, strict=True):
+        fields[field].pop(name, None)
+        if value is not None:
+            fields[field][name] = value
+    return RecordedLaunch.model_validate(fields)
+
+
+def _with_all_kinds(function: Any, launches: Sequence[RecordedLaunch]) -> Sequence[RecordedLaunch]:
+    """Return a kernel's launches, some hundred at most, with all kinds of numbers that vary.
+
+    These have several kinds, or one that is not a multiple: limits and shapes of models mostly are,
+    and strides, known by their names, follow from these.
     """
-    for name, attribute in launch.attrs.items():
-        is_number = attribute == "[]" and launch.signature.get(name, "*")[0] in "iu"
-        if is_number and "stride" not in name.lower():
-            multiple = {**launch.attrs, name: '[["tt.divisibility", 16]]'}
-            yield launch.model_copy(update={"attrs": multiple})
-            one = launch.model_dump()
-            del one["attrs"][name]
-            one["signature"][name], one["constants"][name] = "constexpr", 1
-            yield RecordedLaunch.model_validate(one)
+    for name in (value.name for value in function.params if not value.is_constexpr):
+        seen = {_kind(launch, name) for launch in launches}.intersection(KINDS)
+        varies = len(seen) > 1 or (seen - {MULTIPLE} and "stride" not in name.lower())
+        if varies and len(launches) < MOST_LAUNCHES:
+            numbers = [launch for launch in launches if _kind(launch, name) in KINDS]
+            others = (_of_kind(launch, name, kind) for launch in numbers for kind in KINDS)
+            launches = _distinct([*launches, *others])
+    return launches
 
 
 def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:

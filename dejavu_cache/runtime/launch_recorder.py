@@ -119,12 +119,6 @@ def record_launches_of(package: str) -> None:
 _packages: set[str] = set()
 
 
-@cache
-def _own_store() -> TieredStore:
-    """Return the store for launches of modules without a cached kernel."""
-    return as_tiers(None)
-
-
 @contextmanager
 def pause_recording(autotuner: Any) -> Iterator[None]:
     """Leave out an autotuner's own kernel while its configs are compiled to be measured."""
@@ -171,7 +165,7 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     is_found = is_found and python.__module__.partition(".")[0] in _packages
     if not (owner is not None or is_found) or (owner or current_settings()).mode is not Mode.TUNE:
         return
-    store = _own_store() if owner is None else owner.home
+    store = as_tiers(None) if owner is None else owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
         environment = current_environment(current_device())
         _writer.add(CompiledLaunch(source, metadata, autotuner, store, environment))

@@ -87,10 +87,9 @@ def use_prewarmed_binaries() -> bool:
     except DejavuError:
         return False
     prepare_launches()
-    # From here on the path has no link that could be pointed elsewhere after the checks.
-    resolved = [Path(os.path.realpath(folder)) for folder in folders]
     loadable = []
-    for folder in resolved:
+    # From here on the path has no link that could be pointed elsewhere after the checks.
+    for folder in map(Path, map(os.path.realpath, folders)):
         try:
             loadable.append(SealedBinaries(folder, loadable_manifest(folder)))
         except (DejavuError, OSError) as error:

@@ -9,7 +9,6 @@ No file of the folder contains a path outside of it, so the folder may be moved 
 read-only.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,13 +108,11 @@ def files_of(folder: Path) -> dict[str, Path]:
 
     Links are not followed.
     """
-    paths = [
-        Path(root, name)
-        for root, folders, names in os.walk(folder)
-        for name in [*folders, *names]
-        if Path(root, name).is_symlink() or not Path(root, name).is_dir()
-    ]
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or not path.is_dir()
+    }
     files.pop(MANIFEST, None)
     return files
 
