@@ -131,8 +131,11 @@ def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -
             records are still there under their old name.
     """
     state = "would be renamed to" if preview else "renamed to"
-    present = {context.kernel.name for context in store.contexts()}
-    for context, renamed in _affected_contexts(store, rename):
+    contexts = list(store.contexts())
+    present = {context.kernel.name for context in contexts}
+    for context, renamed in [(context, rename.renamed_context(context)) for context in contexts]:
+        if renamed is None:
+            continue
         records = list(store.records(context))
         if not preview:
             _move_records(store, context, renamed, records)
@@ -140,12 +143,6 @@ def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -
         content = f"{name} on {device} ({counted(len(records), 'record')})"
         joined = ", which has records already" if renamed.kernel.name in present else ""
         yield f"{content} {state} {renamed.kernel.name}{joined}"
-
-
-def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context, Context]]:
-    contexts = list(store.contexts(None if rename.old.endswith(".") else rename.old))
-    pairs = [(context, rename.renamed_context(context)) for context in contexts]
-    return [(context, renamed) for context, renamed in pairs if renamed is not None]
 
 
 def _move_records(store: Store, context: Context, renamed: Context, records: list[Record]) -> None:
