@@ -87,6 +87,7 @@ DOUBT = 5.0
 measured first is what they call fast, and some of that is. When the likelier of both decided alone,
 wrong records ended 16 of 420 tunes too early, one at three times the best's time."""
 
+_BLAS = ctypes.CDLL(np.linalg._umath_linalg.__file__)
 _counting = ForkLock()
 """Held while NumPy has one thread, so that the number before is restored."""
 
@@ -97,12 +98,11 @@ def one_thread() -> Iterator[None]:
 
     Beside a C compiler on two busy cores, models took 0.6 s with two threads, and 0.1 with one.
     """
-    blas = ctypes.CDLL(np.linalg._umath_linalg.__file__)
     with _counting, ExitStack() as at_end:
         for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_"):
-            if hasattr(blas, name.format("set")):
-                set_count = getattr(blas, name.format("set"))
-                at_end.callback(set_count, getattr(blas, name.format("get"))())
+            if hasattr(_BLAS, name.format("set")):
+                set_count = getattr(_BLAS, name.format("set"))
+                at_end.callback(set_count, getattr(_BLAS, name.format("get"))())
                 set_count(1)
         yield
 

@@ -143,11 +143,10 @@ def _decoration(function: Any) -> Iterator[str]:
     """Write what a decorator says of the arguments, which is not in the function's text."""
     yield f"{type(function).__module__}.{type(function).__qualname__}"
     options = {**vars(function), **getattr(function, "kwargs", {})}
-    names = list(inspect.signature(function.fn).parameters)
     for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
         listed = []
         for one in options.get(option) or ():
-            listed.append(names[one] if type(one) is int else str(one))
+            listed.append(function.arg_names[one] if type(one) is int else str(one))
         yield f"{option} {sorted(listed)}"
     for option in ("noinline", "debug"):
         yield f"{option} {bool(options.get(option))}"
