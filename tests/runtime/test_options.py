@@ -64,6 +64,7 @@ def decorate(**options: Any) -> Any:
         ({"check": CheckOptions(ignore=CONFIGS)}, r"ignore=<.*: Input should be a valid string"),
         ({"check": CheckOptions(reference=CONFIGS[0])}, r"reference=<.*: Input should be callable"),
         ({"check": CheckOptions(repeatable=CONFIGS[0])}, r"=<.*: Input should be a valid boolean"),
+        ({"check": CheckOptions(ignore="x")}, r"ignore=.x.: give a list: \[.x.\]"),
         ({"default": triton.Config({"BLOCK": 7})}, r"not among the 3 declared configs: add it"),
         ({"default": {"BLOCK": 7}}, r"default=\{'BLOCK': 7\}: none of the 3 declared configs has"),
         ({"default": {"BLOK": 16}}, r"no config sets 'BLOK': did you mean 'BLOCK'\?"),
