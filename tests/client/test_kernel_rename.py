@@ -56,8 +56,8 @@ def test_an_interrupted_rename_is_completed(
         with pytest.raises(KeyboardInterrupt):
             list(apply_rename(store, rename))
     assert list(store.records(OLD)) == before
-    said = "pkg.old.add on NVIDIA H200 (2 records) renamed to pkg.new.add"
-    assert list(apply_rename(store, rename)) == [said]
+    (said,) = apply_rename(store, rename)
+    assert said.endswith("H200 (2 records) renamed to pkg.new.add, which has records already")
     assert list(FileStore(store.root).records(NEW)) == before
     assert list(store.contexts("pkg.old.add")) == []
     assert len(list(store.contexts("pkg.older.add"))) == 1

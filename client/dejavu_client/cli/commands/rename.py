@@ -131,19 +131,18 @@ def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -
             records are still there under their old name.
     """
     state = "would be renamed to" if preview else "renamed to"
-    for context, renamed in _affected_contexts(store, rename):
+    contexts = list(store.contexts())
+    present = {context.kernel.name for context in contexts}
+    for context, renamed in [(context, rename.renamed_context(context)) for context in contexts]:
+        if renamed is None:
+            continue
         records = list(store.records(context))
         if not preview:
             _move_records(store, context, renamed, records)
         name, device = context.kernel.name, context.environment.device.name
         content = f"{name} on {device} ({counted(len(records), 'record')})"
-        yield f"{content} {state} {renamed.kernel.name}"
-
-
-def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context, Context]]:
-    contexts = list(store.contexts(None if rename.old.endswith(".") else rename.old))
-    pairs = [(context, rename.renamed_context(context)) for context in contexts]
-    return [(context, renamed) for context, renamed in pairs if renamed is not None]
+        joined = ", which has records already" if renamed.kernel.name in present else ""
+        yield f"{content} {state} {renamed.kernel.name}{joined}"
 
 
 def _move_records(store: Store, context: Context, renamed: Context, records: list[Record]) -> None:
