@@ -148,6 +148,8 @@ def problem_text(problem: Mapping[str, Any]) -> str:
     message = str(problem["msg"])
     if problem["type"] in ("enum", "literal_error"):
         return did_you_mean(problem["input"], filter(None, re.findall(r"'([^']*)'", message)))
+    if problem["type"] == "sequence_str":
+        return f"give a list: [{problem['input']!r}]"
     return message.removeprefix("Value error, ")
 
 

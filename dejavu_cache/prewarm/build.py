@@ -126,10 +126,7 @@ class Compiler:
         self._arch: str | None = None
 
     def _make_worker(self) -> Worker:
-        environment = {
-            name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES
-        }
-        environment |= {
+        environment = {name: os.environ[name] for name in os.environ.keys() - DROPPED_VARIABLES} | {
             "CUDA_VISIBLE_DEVICES": "",  # a builder that has a GPU must not use its driver either
             "HIP_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -206,8 +206,7 @@ def dry_run(
         importlib.import_module(f"dejavu_cache.engines.{engine}.dry_run").launch_all(options)
     for source, given in noted:
         parsed = backend.parse_options({**given, **source.parse_options()})
-        key = binary_key(source, backend, parsed)
-        metadata = {**vars(parsed), "hash": key, "target": target}
+        metadata = {**vars(parsed), "hash": binary_key(source, backend, parsed), "target": target}
         CompiledLaunch(source, metadata, None, store, environment).write()
 
 

@@ -107,12 +107,12 @@ def record_launches(autotuner: Any) -> None:
     _add_listener()
 
 
-def record_launches_of(package: str) -> None:
-    """Record the launches of a package's modules, as the process's mode and store allow.
+def record_launches_of(*packages: str) -> None:
+    """Record the launches of packages' modules, as the process's mode and store allow.
 
     Other modules' would fill the store for nobody: `torch.compile` makes new ones for each model.
     """
-    _packages.add(package)
+    _packages.update(packages)
     _add_listener()
 
 

@@ -77,8 +77,7 @@ def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
         )  # fmt: skip
         return len([*compiled.rglob("*.cubin")]), "had to be compiled (fill)" in done.stderr
 
-    for sizes in ("1, 16", "32, 1"):
-        assert start(store.as_uri(), sizes=sizes) == (2, False)
+    assert {start(store.as_uri(), sizes=each) for each in ("1, 16", "32, 1")} == {(2, False)}
     words = ("--engine", "vllm", "--device", "H100", "--store", store, "--out", out)
     made = dejavu("prewarm", *words, PYTHONPATH=str(folder))
     assert made.returncode == 0, made.stderr

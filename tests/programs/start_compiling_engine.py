@@ -27,8 +27,8 @@ def fill(x, size, rows):
 class Worker:
     load_model = determine_available_memory = print
     def compile_or_warm_up_model(self, x):
+        os.environ["TRITON_PTXAS_PATH"] = __file__ + ".ptxas"  # as Inductor does
         fill[(1,)](x, SIZES)
-        os.environ["TRITON_PTXAS_PATH"] = triton.knobs.nvidia.ptxas.path  # as Inductor does
         ours[(1, 2)](x, x, x, x, x.long(), *range(8), 1, 64, 64, PAGE=16, ROWS=16)
 """
 pretend_gpu("cuda:90")
@@ -38,5 +38,10 @@ worker_file.write_text(WORKER.replace("NUMBER", sys.argv[2]).replace("SIZES", sy
 Path(sys.argv[1], "vllm/__init__.py").touch()  # it comes before an installed vLLM
 sys.path.insert(0, sys.argv[1])
 register()
-import_module("vllm.v1.worker.gpu_worker").Worker().compile_or_warm_up_model(torch.empty(64))
+another_ptxas = worker_file.with_suffix(".py.ptxas")
+another_ptxas.write_text("#!/bin/sh\necho release 13.0, V13.0.99")
+another_ptxas.chmod(0o700)
+worker = import_module("vllm.v1.worker.gpu_worker").Worker()
+worker.load_model()
+worker.compile_or_warm_up_model(torch.empty(64))
 time.sleep(3 * QUIET_SECONDS)

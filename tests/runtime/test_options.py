@@ -60,7 +60,7 @@ def decorate(**options: Any) -> Any:
         ({"check": CheckOptions(-1)}, r"check: tolerance=-1: Input should be greater than or"),
         ({"check": CheckOptions(math.nan)}, r"check: tolerance=nan: .* finite number"),
         ({"check": CheckOptions({"y_ptr": -2})}, r"check: tolerance=-2: Input should be greater"),
-        ({"check": CheckOptions(outputs="y_ptr")}, r"outputs='y_ptr': 'str' instances are not"),
+        ({"check": CheckOptions(outputs="y_ptr")}, r"outputs='y_ptr': give a list: \['y_ptr'\]"),
         ({"check": CheckOptions(ignore=CONFIGS)}, r"ignore=<.*: Input should be a valid string"),
         ({"check": CheckOptions(reference=CONFIGS[0])}, r"reference=<.*: Input should be callable"),
         ({"check": CheckOptions(repeatable=CONFIGS[0])}, r"=<.*: Input should be a valid boolean"),

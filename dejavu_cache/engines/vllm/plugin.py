@@ -13,6 +13,7 @@ from ...runtime.service_phase import is_serving, serving, warmup
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import counted, logger
+from ...triton_internals.environment import current_device, toolchain_on
 
 
 class _Layers:
@@ -89,8 +90,7 @@ def follow_worker(worker_module: Any) -> None:
     vLLM's own kernels come from prewarmed folders too, and what they are compiled for is recorded.
     """
     is_prewarmed = use_prewarmed_binaries()
-    for package in ("vllm", "dejavu_cache"):
-        record_launches_of(package)
+    record_launches_of("vllm", "dejavu_cache")
     worker = worker_module.Worker
     load, measure = worker.load_model, worker.determine_available_memory
     warm_up = worker.compile_or_warm_up_model
@@ -98,6 +98,8 @@ def follow_worker(worker_module: Any) -> None:
     @wraps(load)
     def load_model(*args: Any, **kwargs: Any) -> object:
         _layers.are_loaded = False
+        with suppress(Exception):  # Triton's keys have the ptxas of now: Inductor may set its own
+            toolchain_on(current_device())
         with _starting():
             return load(*args, **kwargs)
 
