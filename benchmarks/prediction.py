@@ -1,6 +1,6 @@
 """How few configs must be measured, if a model of other records chooses them.
 
-    python benchmarks/prediction.py [--wrong 1000]     # reads results/configs-*.json; needs no GPU
+    python benchmarks/prediction.py [--wrong 1000] [--noisy 1000]     # reads results/configs-*.json
     uv run --with optuna --with matplotlib … --compare # beside other searches, with a picture
 
 `config_tables.py` measured each config of 80 drawn scenarios of four kernels on two GPUs. Here the
@@ -12,6 +12,9 @@ a scenario's search knows is one of these:
 - `the other GPU`: all 20 on the other GPU, this scenario among them;
 - `other scenarios on the other GPU`: the 19 other ones there;
 - `nothing`: no record of the kernel.
+
+Tables have no noise from one look to the next, so some tunes are run with errors and hiccups added
+to what they measure, and with as many records as a tune reads.
 
 Without a measurement, a launch runs what is predicted from the eight nearest records, or its
 default; two defaults are tried, the better of which no author has. Of the other one, and of what
@@ -40,7 +43,14 @@ from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
 from dejavu_cache.model.selection import distance, find_rivals, relative_squares, value_distance
 from dejavu_cache.prediction.features import Point
 from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
-from dejavu_cache.runtime.known_records import FEW_RIVALS, MOST_RIVALS, NEAR_A_LAUNCH, NEAR_A_TUNE
+from dejavu_cache.runtime.known_records import (
+    FEW_RIVALS,
+    MOST_RIVALS,
+    NEAR_A_LAUNCH,
+    NEAR_A_TUNE,
+    NEAR_ELSEWHERE,
+)
+from dejavu_cache.tuning.race import FINALISTS, HOPELESS
 from dejavu_cache.tuning.search import PredictedSearch
 
 RESULTS = Path(__file__).parent / "results"
@@ -125,7 +135,7 @@ class Tune(NamedTuple):
     """A simulated tune.
 
     Attributes:
-        regrets: after each measurement, the regret of the best until then.
+        regrets: after each measurement, the regret of the best that would race then.
         stopped: after how many measurements the search ended by itself.
         configs: how many configs there are.
     """
@@ -148,8 +158,16 @@ def times_of(record: Record) -> dict[Config, float]:
     return {entry.config: entry.median or math.inf for entry in record.measurements}
 
 
+def exactly(time: float) -> float:
+    return time
+
+
 def tune(
-    row: tuple[Environment, Record], records: Known, until: float = 0.2, loss: float = LOSS
+    row: tuple[Environment, Record],
+    records: Known,
+    until: float = 0.2,
+    loss: float = LOSS,
+    measure: Callable[[float], float] = exactly,
 ) -> Tune:
     """Run the product's search until it ends, and at least until a share was measured."""
     environment, record = row
@@ -159,12 +177,20 @@ def tune(
     search = PredictedSearch(model, [], len(times), 0.0)
     stopping = PredictedSearch(model, [], len(times), loss)
     best, stopped, regrets = min(times.values()), 0, list[float]()
+    measured = dict[Config, float]()
     while (not stopped or len(regrets) < until * len(times)) and (batch := search.ask()):
         for config in batch:
-            model.note(config, times[config])
-            regrets.append(min(regrets[-1] if regrets else math.inf, times[config] / best - 1))
+            measured[config] = measure(times[config])
+            model.note(config, measured[config])
+            regrets.append(min(map(times.__getitem__, racing(measured))) / best - 1)
         stopped = stopped or len(regrets) * stopping.is_settled
     return Tune(regrets, stopped or len(regrets), len(times))
+
+
+def racing(measured: dict[Config, float]) -> list[Config]:
+    """Return the configs that a tune races after a screening."""
+    fastest = sorted(measured, key=measured.__getitem__)[:FINALISTS]
+    return [config for config in fastest if measured[config] <= HOPELESS * measured[fastest[0]]]
 
 
 def simulate(situation: str, gpu: str, kernel: str, number: int) -> Tune:
@@ -345,6 +371,42 @@ def lie(tables: Times, drawn: random.Random) -> None:
 def mistake_one(tables: Times, drawn: random.Random) -> None:
     table = drawn.choice(tables)
     table[drawn.choice([*table])] *= drawn.choice([0.001, 0.1, 10, 1000])
+
+
+NOISES, HICCUPS = (0.005, 0.01, 0.02), 0.005
+"""Standard deviations of errors' logarithms, and the share of times that are far too long: in the
+tables, over 1.5 times what both others say. A tune times again what seems `HOPELESS`."""
+
+
+def simulate_noisy(seed: int) -> tuple[str, float, Tune]:
+    """Run a tune that measures with errors, in a drawn situation, and say which and how large."""
+    drawn, noise = random.Random(seed), NOISES[seed % len(NOISES)]
+
+    def measure(time: float) -> float:
+        hiccup = drawn.uniform(1.5, HOPELESS) if drawn.random() < HICCUPS else 1.0
+        return time * hiccup * math.exp(drawn.gauss(0, noise))
+
+    gpu, kernel = drawn.choice(sorted(read_tables()))
+    situation, rows = drawn.choice(SITUATIONS[:3]), read_tables()[gpu, kernel]
+    number = drawn.randrange(len(rows))
+    most = NEAR_A_TUNE if situation == SITUATIONS[0] else NEAR_ELSEWHERE
+    records = nearest(rows[number][1].scenario, known_of(situation, gpu, kernel, number))[:most]
+    return situation, noise, tune(rows[number], records, until=0.0, measure=measure)
+
+
+def summarize_noisy(simulated: Sequence[tuple[str, float, Tune]]) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    for part in (*SITUATIONS[:3], *NOISES, "all"):
+        tunes = [tune for *of, tune in simulated if part in (*of, "all")]
+        name = f"errors of {part:.1%}" if isinstance(part, float) else part
+        report[name] = {
+            "tunes": len(tunes),
+            "until it ends": summary(t.final for t in tunes),
+            "largest regret, %": round(100 * max(t.final for t in tunes), 2),
+            **{f"over {limit}%": sum(100 * t.final > limit for t in tunes) for limit in (1, 2, 10)},
+            "measured until it ends": share_measured(tunes),
+        }
+    return report
 
 
 WRONG: dict[str, Callable[[Times, random.Random], None]] = {
@@ -534,6 +596,7 @@ def plot(curves: dict[str, Sequence[Tune]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wrong", type=int, default=1000, help="tunes whose records are wrong")
+    parser.add_argument("--noisy", type=int, default=1000, help="tunes that measure with errors")
     parser.add_argument("--compare", action="store_true", help="run other searches too")
     parser.add_argument("--savings", action="store_true", help="only what tunes save")
     arguments = parser.parse_args()
@@ -573,6 +636,10 @@ def main() -> None:
             wrong = list(pool.map(simulate_wrong, range(arguments.wrong), chunksize=8))
             report["wrong records"] = summarize_wrong(wrong)
             print("wrong records", json.dumps(report["wrong records"]), flush=True)
+        if arguments.noisy:
+            noisy = list(pool.map(simulate_noisy, range(arguments.noisy), chunksize=8))
+            report["noisy measurements"] = summarize_noisy(noisy)
+            print("noisy measurements", json.dumps(report["noisy measurements"]), flush=True)
         if arguments.compare:
             for name in SEARCHES:
                 curves[name] = list(pool.map(partial(compare, name), *columns, chunksize=4))

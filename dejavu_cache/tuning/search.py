@@ -28,9 +28,6 @@ MOST_CANDIDATES = 1000
 AT_LEAST = 8
 """Configs that are measured in any case: fewer say nothing about the model's errors."""
 
-DRAWN = 0.25
-"""Share of the batches that have a config which is drawn at random."""
-
 RISK = 0.02
 """Bound of the probability that a config left out is faster by more than is allowed. It adds up the
 probabilities of all, as if one of them said nothing of the others."""
@@ -39,8 +36,8 @@ probabilities of all, as if one of them said nothing of the others."""
 class PredictedSearch:
     """The configs that a model expects to be fast, in batches, until the others need no look.
 
-    Some batches have a config drawn at random, by which the model learns where it is wrong. A
-    config left out may be faster by the share `loss`; if that is 0, only the limit ends the search.
+    A config left out may be faster by the share `loss`; if that is 0, only the limit ends the
+    search. None is drawn at random: that found no better configs than as many more expected ones.
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class PredictedSearch:
         """Propose nothing yet."""
         self._model, self._first, self._left, self._loss = model, [*first], limit, loss
         self._together = max(together, BATCH)
-        self._random = random.Random(SEED)
 
     @property
     def is_settled(self) -> bool:
@@ -67,20 +63,11 @@ class PredictedSearch:
         """Return the next batches as they are if all turns out as expected; none at the end."""
         if self.is_settled:
             return []
-        batch, self._first = self._first, []
         size = min(self._together * batches, self._left)
-        room = size - len(batch)
-        drawn = self._draw() if self._random.random() < DRAWN else []
-        proposed = self._model.propose(room + len(batch))
-        batch = [*dict.fromkeys([*batch, *proposed[: max(room - len(drawn), 0)], *drawn])][:size]
+        batch = [*dict.fromkeys([*self._first, *self._model.propose(size)])][:size]
+        self._first = []
         self._left -= len(batch)
         return batch
-
-    def _draw(self) -> list[Config]:
-        """Return an unmeasured config at random, or none."""
-        measured = self._model.measured
-        unmeasured = [config for config in self._model.configs if config not in measured]
-        return self._random.sample(unmeasured, min(1, len(unmeasured)))
 
     def tell(self, measurements: Iterable[Measurement]) -> None:
         """Note the proposals' medians, or their failures."""
