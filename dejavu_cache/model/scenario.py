@@ -211,6 +211,11 @@ class Environment(ValueModel):
     )
     """The environment variables that are set and change the code that Triton generates."""
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Its variables, without the path of a ptxas: Inductor sets that while a program runs."""
+        return {**self.variables, "TRITON_PTXAS_PATH": ""}
+
 
 class Problem(FrozenModel):
     """The tuning problem that a decorator declares."""

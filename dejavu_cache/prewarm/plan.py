@@ -272,16 +272,11 @@ def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> list[
 
 
 def _fits(context: Context, environment: Environment) -> bool:
-    """Return whether records are an environment's; launches fit by what Triton's keys are made of.
-
-    Of ptxas, that is the version and not the path, which Inductor sets while a program runs.
-    """
+    """Return whether records are an environment's; launches fit by what is in Triton's keys."""
     if context.problem.method != LAUNCH_METHOD:
         return context.environment == environment
-    theirs, ours = (
-        (side.device.arch, side.triton, side.codegen, {**side.variables, "TRITON_PTXAS_PATH": ""})
-        for side in (context.environment, environment)
-    )
+    both = (context.environment, environment)
+    theirs, ours = ((side.device.arch, side.triton, side.codegen, side.settings) for side in both)
     return theirs == ours
 
 

@@ -59,7 +59,7 @@ class Neighbour(NamedTuple):
 def _is_compiled_alike(context: Context, request: Request) -> bool:
     """Return whether code is the same on a context's GPU and a request's, maybe another model."""
     there, here = context.environment, request.context.environment
-    return (there.device.arch, there.variables) == (here.device.arch, here.variables)
+    return (there.device.arch, there.settings) == (here.device.arch, here.settings)
 
 
 def _is_of_machine(context: Context, request: Request) -> bool:

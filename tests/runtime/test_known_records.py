@@ -106,8 +106,7 @@ def test_near_scenarios_differ_in_numbers_alone_nearest_first(values: list[float
 
 def test_an_argument_that_varies_more_decides_no_more() -> None:
     store, sizes = MemoryStore(), product((16, 32), (1, 2**11, 2**14, 2**20))
-    known = [Scenario(args={"m": m, "n": n}) for m, n in sizes]
-    store.put(context(), [Record(scenario=each) for each in known])
+    store.put(context(), [Record(scenario=Scenario(args={"m": m, "n": n})) for m, n in sizes])
     near = KnownRecords(TieredStore([store])).near(context(), Scenario(args={"m": 16, "n": 2**10}))
     assert [each.args["m"] for _, each in near] == [16] * 4 + [32] * 4
 
@@ -123,6 +122,7 @@ OTHER_TRITON = {"triton": "0.0.1"}
         (OTHER_GPU, "default"),
         ({**OTHER_GPU, **OTHER_TRITON}, "default"),
         ({**OTHER_TRITON, "variables": {"TRITON_X": "1"}}, "default"),
+        ({"variables": {"TRITON_PTXAS_PATH": "ptxas 1234"}}, "predicted"),
     ],
 )
 def test_another_tritons_record_stands_in_labelled_and_another_gpus_never(
@@ -133,7 +133,7 @@ def test_another_tritons_record_stands_in_labelled_and_another_gpus_never(
     resolution = kernel.explain(*TENSORS, 100)
     assert resolution.how == how
     assert kernel.best_config is (CONFIGS[0] if how == "default" else CONFIGS[2])
-    assert how == "default" or {d.field for d in resolution.differences} == {"environment.triton"}
+    assert how == "default" or {d.field[:12] for d in resolution.differences} == {"environment."}
 
 
 @pytest.mark.parametrize(("arch", "n"), [({}, 105), ({"arch": "older"}, 200)])
