@@ -94,7 +94,8 @@ def cached_autotune(
 
     def decorate(fn: Any) -> CachedAutotuner:
         arguments = {"key": key, "reset_to_zero": reset_to_zero, "restore_value": restore_value}
-        refuse_mistakes(fn, configs, arguments, prune_configs_by)
+        functions = {"pre_hook": pre_hook, "post_hook": post_hook, "do_bench": do_bench}
+        refuse_mistakes(fn, configs, arguments, functions, prune_configs_by)
         return CachedAutotuner(
             fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
             prune_configs_by, use_cuda_graph=use_cuda_graph, do_bench=do_bench, options=options,

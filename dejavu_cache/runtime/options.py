@@ -254,9 +254,12 @@ def refuse_mistakes(
     fn: Any,
     configs: Sequence[TritonConfig],
     arguments: Mapping[str, Sequence[str] | None],
+    functions: Mapping[str, object],
     prune_configs_by: Mapping[str, Any] | None,
 ) -> None:
     """Check the parameters of `triton.autotune`; `arguments` are those that name the kernel's.
+
+    `functions` are those that are called.
 
     Raises:
         SettingsError: something cannot work, or would be ignored.
@@ -266,6 +269,9 @@ def refuse_mistakes(
             f"{getattr(fn, '__qualname__', repr(fn))}: cached_autotune decorates a kernel: put "
             "@triton.jit directly below @cached_autotune"
         )
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            raise SettingsError(f"{kernel_name(fn)}: {name}={function!r}: give a function")
     for mistake in _mistakes_in_parameters(fn, configs, arguments, prune_configs_by or {}):
         raise SettingsError(f"{kernel_name(fn)}: {mistake}")
 
@@ -278,9 +284,10 @@ def _mistakes_in_parameters(
 ) -> Iterator[str]:
     if isinstance(configs, ConfigSpace):
         named: Mapping[str, Iterable[str]] = {"its config_space": configs.names}
-    elif configs:
+    elif configs and isinstance(configs, Sequence) and hasattr(configs[0], "all_kwargs"):
         named = {f"configs[{index}]": config.kwargs for index, config in enumerate(configs)}
     else:
+        named = {}
         yield (
             f"configs={configs!r} leaves nothing to choose from: give a list such as "
             '[triton.Config({"BLOCK": 64}, num_warps=4)]'
@@ -290,6 +297,8 @@ def _mistakes_in_parameters(
             if mistake := unknown_name(names, fn.arg_names):
                 yield f"{where} sets {mistake}"
     for parameter, entries in arguments.items():
+        if not isinstance(entries, Iterable | None):
+            yield f"{parameter}={entries!r}: give a list of arguments"
         yield from _unknown_arguments(parameter, entries, fn.arg_names)
     parts = ("early_config_prune", "perf_model", "top_k")
     for name in [name for name in prune_configs_by if name not in parts]:
