@@ -93,11 +93,11 @@ def _export_signed(
     is_artifact = folder.startswith("oci://")
     if folder == "-" or not key_file or ("://" in folder and not is_artifact):
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
-    place = Path(folder).resolve()
+    place = None if is_artifact else Path(folder).resolve()
     for tier in tiers_of(source):
         if tier.keeps_copies:
             raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
-        if isinstance(tier, FileStore) and place.is_relative_to(tier.root.resolve()):
+        if place and isinstance(tier, FileStore) and place.is_relative_to(tier.root.resolve()):
             raise SettingsError(f"{folder} is in {tier.url}: name a folder outside of that store")
     # It imports httpx, which `export` else does not need.
     from ...static_sets import make_key, publish
