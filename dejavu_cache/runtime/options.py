@@ -284,7 +284,7 @@ def _mistakes_in_parameters(
 ) -> Iterator[str]:
     if isinstance(configs, ConfigSpace):
         named: Mapping[str, Iterable[str]] = {"its config_space": configs.names}
-    elif configs and isinstance(configs, Sequence) and hasattr(configs[0], "all_kwargs"):
+    elif configs and isinstance(configs, Collection) and all(hasattr(c, "kwargs") for c in configs):
         named = {f"configs[{index}]": config.kwargs for index, config in enumerate(configs)}
     else:
         named = {}

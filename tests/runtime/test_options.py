@@ -69,7 +69,7 @@ def decorate(**options: Any) -> Any:
         ({"default": "first"}, r"default='first': give a triton.Config, its values by name, or"),
         ({"bucket": {}}, r"has no option 'bucket': did you mean 'buckets'\?"),
         ({"zzz": 1}, r"has no option 'zzz': choose from buckets, store, .*, configs, key"),
-        *(({"configs": given}, r"nothing to choose from: give a list") for given in (3, [3], [])),
+        *(({"configs": given}, r"to choose from: give") for given in (3, [*CONFIGS, 3], [])),
         ({"key": 3}, r"key=3: give a list of arguments"),
         *(({name: 3}, f"{name}=3: give a function") for name in ("pre_hook", "do_bench")),
         (
