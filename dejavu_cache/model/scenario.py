@@ -213,7 +213,7 @@ class Environment(ValueModel):
 
     @property
     def settings(self) -> dict[str, str]:
-        """Its variables, without the path of a ptxas: Inductor sets that while a program runs."""
+        """Its variables, with no path of ptxas, which Inductor sets while a program runs."""
         return {**self.variables, "TRITON_PTXAS_PATH": ""}
 
 
