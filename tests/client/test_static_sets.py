@@ -255,10 +255,8 @@ def test_use_lists_what_is_of_this_very_gpu(publisher: Publisher) -> None:
     assert dejavu(*words, TRITON_INTERPRET="1").returncode == 1
 
 
-def test_no_stores_of_a_team_get_what_is_a_strangers(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even where a tune reads both again, and a farther one has a part of the record."""
+def test_no_team_gets_a_strangers(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No store keeps a stranger's record, even if a tune reads both and another has a part."""
     near, far, scenario = FileStore(publisher.root / "near"), MemoryStore(), record(16).scenario
     far.put(SETS[0].context, [Record(scenario=scenario, measurements=record(16).measurements)])
     tiers = TieredStore([near, publisher.open(), far])

@@ -96,8 +96,7 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
         launch()
         assert torch.cuda.memory_allocated() == before
     assert kernel.benchmarked == 0
-    own = FileStore(tmp_path).record_sets()
-    assert not any(record.measurements for found in own for record in found.records)
+    assert not any(r.measurements for s in FileStore(tmp_path).record_sets() for r in s.records)
     for _ in range(3):
         x.normal_()
         out.fill_(float("nan"))

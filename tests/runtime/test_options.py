@@ -70,8 +70,7 @@ def decorate(**options: Any) -> Any:
         ({"bucket": {}}, r"has no option 'bucket': did you mean 'buckets'\?"),
         ({"zzz": 1}, r"has no option 'zzz': choose from buckets, store, .*, configs, key"),
         *(({"configs": given}, r"to choose from: give") for given in (3, [*CONFIGS, 3], [])),
-        ({"key": 3}, r"key=3: give a list of arguments"),
-        *(({name: 3}, f"{name}=3: give a function") for name in ("pre_hook", "do_bench")),
+        *(({name: 3}, f"{name}=3: give a ") for name in ("key", "pre_hook", "do_bench")),
         (
             {"configs": [*CONFIGS, triton.Config({"BLOCK": 64, "num_warp": 8})]},
             r"configs\[3\] sets 'num_warp', .*: did you mean 'num_warps'\?",
