@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
-from prediction import LOSS, Tune, known_of, read_config, read_tables, simulate, summary, times_of
+from prediction import Tune, known_of, read_config, read_tables, simulate, summary, times_of
+from prediction import tune as search
 
 from dejavu_cache.model.scenario import Config
-from dejavu_cache.prediction.slowdown_model import SlowdownModel
-from dejavu_cache.tuning.search import PredictedSearch
 
 SITUATIONS = ("other scenarios", "the other GPU")
 SHARE, FINALISTS = 0.05, 3
@@ -83,36 +82,23 @@ class LiveLaunch:
         return {config: statistics.median(rounds) for config, rounds in times.items()}
 
 
-def best_of(times: dict[Config, float]) -> list[Config]:
+def best_of(times: Mapping[Config, float]) -> list[Config]:
     return sorted(times, key=times.__getitem__)[:FINALISTS]
 
 
 def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) -> LiveTune:
     """Search as a tune does, and compare what it found with the best of the table."""
-    environment, record = read_tables()[gpu, launch.name][number]
-    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
-    model = SlowdownModel(
-        environment, record.scenario, programs, known_of(situation, gpu, launch.name, number)
-    )
-    limit = len(programs)
-    search = PredictedSearch(model, [], limit, 0.0)
-    stopping = PredictedSearch(model, [], limit, LOSS)
-    live, times, stopped = LiveLaunch(launch), dict[Config, float](), 0
-    early: list[Config] = []
-    while (not stopped or not early) and (batch := search.ask()):
-        for config in batch:
-            times[config] = live.time(config)
-            model.note(config, times[config])
-            if len(times) == max(1, int(SHARE * limit)):
-                early = best_of(times)
-        stopped = stopped or len(times) * stopping.is_settled
-    late = best_of(times)
-    raced = live.race(dict.fromkeys([*early, *late, *best_of(times_of(record))]))
+    row, live = read_tables()[gpu, launch.name][number], LiveLaunch(launch)
+    known = known_of(situation, gpu, launch.name, number)
+    found = search(row, known, until=SHARE, measure=live.time)
+    limit, times = found.configs, found.measured
+    early, late = best_of(dict([*times.items()][: max(1, int(SHARE * limit))])), best_of(times)
+    raced = live.race(dict.fromkeys([*early, *late, *best_of(times_of(row[1]))]))
     fastest = min(raced.values())
     regrets = [min(map(raced.__getitem__, finalists)) / fastest - 1 for finalists in (early, late)]
     return LiveTune(
         *regrets,
-        (stopped or len(times)) / limit,
+        found.stopped / limit,
         (replay.after(int(SHARE * limit)), replay.final, replay.stopped / limit),
     )
 
