@@ -17,15 +17,14 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
 from prediction import Tune, known_of, read_config, read_tables, simulate, summary, times_of
 from prediction import tune as search
+from reports import describe_run, write_report
 
 from dejavu_cache.model.scenario import Config
 
@@ -138,9 +137,7 @@ def main(folder: Path) -> None:
         del launch
         torch.cuda.empty_cache()
     report: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "device": name,
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(name),
         "seconds": round(time.time() - start),
     }
     for situation, by_kernel in tunes.items():
@@ -150,8 +147,7 @@ def main(folder: Path) -> None:
         }
         report[situation] = {kernel: summarize(some) for kernel, some in by_name.items()}
     print(json.dumps(report, indent=1))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prediction-live.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(folder, "prediction-live.json", report)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,18 @@ CONTEXTS_PER_TRANSACTION = 1000
 _START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def make_context(kernel: str) -> Context:
-    """Return a context of a kernel on an H200."""
-    device = Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140)
+def make_context(
+    kernel: str,
+    keys: tuple[str, ...] = ("M", "N", "K"),
+    device: str = "NVIDIA H200",
+    triton: str = "3.6.0",
+) -> Context:
+    """Return a context of a kernel with key arguments, on a GPU."""
+    gpu = Device(name=device, arch="sm_90", units=132, memory_gib=140)
     return Context(
         kernel=Kernel(name=kernel, source="0123456789abcdef"),
-        environment=Environment(device=device, triton="3.6.0", codegen="ptxas 12.8"),
-        problem=Problem(keys=("M", "N", "K"), method="events-cold"),
+        environment=Environment(device=gpu, triton=triton, codegen="ptxas 12.8"),
+        problem=Problem(keys=keys, method="events-cold"),
     )
 
 
