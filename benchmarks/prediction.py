@@ -155,6 +155,10 @@ class Tune(NamedTuple):
         """Return the regret after a number of measurements, at least one."""
         return self.regrets[min(max(measured, 1), len(self.regrets)) - 1]
 
+    def at(self, share: float) -> float:
+        """Return the regret once a share of the configs is measured."""
+        return self.after(round(share * self.configs))
+
 
 def times_of(record: Record) -> dict[Config, float]:
     return {entry.config: entry.median or math.inf for entry in record.measurements}
@@ -459,10 +463,7 @@ def summary(regrets: Iterable[float]) -> str:
 
 def summarize(tunes: Sequence[Tune]) -> dict[str, Any]:
     return {
-        **{
-            f"{share:.0%} of the configs": summary(t.after(round(share * t.configs)) for t in tunes)
-            for share in SHARES
-        },
+        **{f"{share:.0%} of the configs": summary(t.at(share) for t in tunes) for share in SHARES},
         **{f"{count} configs": summary(t.after(count) for t in tunes) for count in COUNTS},
         "until it ends": summary(t.final for t in tunes),
         "measured until it ends": share_measured(tunes),
@@ -581,10 +582,7 @@ def plot(curves: dict[str, Sequence[Tune]]) -> None:
     shares = [0.01 * step for step in range(1, 31)]
     figure, axes = plt.subplots(figsize=(7, 4))
     for name, tunes in curves.items():
-        means = [
-            100 * statistics.fmean(t.after(round(share * t.configs)) for t in tunes)
-            for share in shares
-        ]
+        means = [100 * statistics.fmean(t.at(share) for t in tunes) for share in shares]
         axes.plot([100 * share for share in shares], means, label=name)
     axes.set(yscale="log", ylim=(0.03, 200), xlabel="measured configs, %", ylabel="mean regret, %")
     axes.grid(alpha=0.3)
@@ -639,8 +637,7 @@ def main() -> None:
             for name in SEARCHES:
                 curves[name] = list(pool.map(partial(compare, name), *columns, chunksize=4))
                 report.setdefault("other searches", {})[name] = {
-                    f"{share:.0%}": summary(t.after(round(share * t.configs)) for t in curves[name])
-                    for share in SHARES
+                    f"{share:.0%}": summary(t.at(share) for t in curves[name]) for share in SHARES
                 }
                 print(name, report["other searches"][name], flush=True)
             plot(curves)
