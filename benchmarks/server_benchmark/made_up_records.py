@@ -101,20 +101,12 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
     part_rows: list[dict[str, Any]] = []
     for m in range(RECORDS_PER_CONTEXT):
         scenario = Scenario(args={"M": m, "N": 4096}, dtypes={"a_ptr": "float16"})
-        key = {"context_id": context_id, "scenario": scenario.digest}
-        record_rows.append(
-            {
-                **key,
-                "scenario_text": scenario.text,
-                "text": canonical_json(sample.model_copy(update={"scenario": scenario})),
-                "pinned": False,
-                "promoted": False,
-                "changed_at": 0.0,
-            }
-        )
+        text = canonical_json(sample.model_copy(update={"scenario": scenario}))
+        record_rows.append(record_row(context_id, scenario, text))
         part_rows.append(
             {
-                **key,
+                "context_id": context_id,
+                "scenario": scenario.digest,
                 "kind": "measurement",
                 "config": "0" * 24,
                 "digest": "0" * 64,
@@ -127,6 +119,19 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
         )
     connection.execute(insert(records), record_rows)
     connection.execute(insert(parts), part_rows)
+
+
+def record_row(context_id: int, scenario: Scenario, text: str) -> dict[str, Any]:
+    """Return the row of a record that is given as JSON."""
+    return {
+        "context_id": context_id,
+        "scenario": scenario.digest,
+        "scenario_text": scenario.text,
+        "text": text,
+        "pinned": False,
+        "promoted": False,
+        "changed_at": 0.0,
+    }
 
 
 def _copy_rows(connection: Connection, model: int, ids: list[int]) -> None:
