@@ -29,7 +29,7 @@ import math
 import platform
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import cache, partial
@@ -144,7 +144,7 @@ class Tune(NamedTuple):
     regrets: list[float]
     stopped: int
     configs: int
-    measured: Mapping[Config, float] = {}
+    measured: dict[Config, float]
 
     @property
     def final(self) -> float:
@@ -569,7 +569,9 @@ def compare(name: str, gpu: str, kernel: str, number: int) -> Tune:
         order = SEARCHES[name](record, records, seed)[: math.ceil(0.3 * len(times))]
         reached = [min(times[c] for c in order[:count]) for count in range(1, len(order) + 1)]
         runs.append([time / best - 1 for time in reached])
-    return Tune([statistics.fmean(regrets) for regrets in zip(*runs, strict=True)], 1, len(times))
+    return Tune(
+        [statistics.fmean(regrets) for regrets in zip(*runs, strict=True)], 1, len(times), {}
+    )
 
 
 def plot(curves: dict[str, Sequence[Tune]]) -> None:

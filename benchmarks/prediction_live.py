@@ -3,9 +3,9 @@
     python benchmarks/prediction_live.py FOLDER     # on an H100 or H200
 
 What is known comes from the committed tables, which another machine of the same model has measured.
-The best configs that a search has measured, and the best ones of the table, are then launched in
-turns: the regret is how much slower the search's winner is than the fastest of all of these. It
-takes five minutes, and writes FOLDER/prediction-live.json.
+Configs are timed as in a tune's screening. Those that a tune would race, and the best ones of the
+table, are then launched in turns: the regret is how much slower the search's winner is than the
+fastest of all of these. It takes some minutes, and writes FOLDER/prediction-live.json.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
-from prediction import Tune, known_of, read_config, read_tables, simulate, summary, times_of
+from prediction import Tune, known_of, racing, read_config, read_tables, simulate, summary, times_of
 from prediction import tune as search
 from reports import describe_run, write_report
 
 from dejavu_cache.model.scenario import Config
+from dejavu_cache.tuning.device_timer import SCREENING, DeviceTimer, TimedLaunch
+from dejavu_cache.tuning.race import HOPELESS
 
 SITUATIONS = ("other scenarios", "the other GPU")
-SHARE, FINALISTS = 0.05, 3
+SHARE, BEST_OF_TABLE = 0.05, 3
 KERNELS = ("matmul", "experts", "qblock", "segmented")
 
 
@@ -54,21 +57,23 @@ class LiveLaunch:
 
     def __init__(self, launch: Launch) -> None:
         """Time nothing yet."""
-        self._launch, self._timer = launch, Timer(launch)
+        self._launch, self._timer, self._best = launch, Timer(launch), math.inf
+        self._screening = DeviceTimer("cudagraph-warm")
+        self._screening.warm_up()
         self._index = {read_config(values): at for at, values in enumerate(launch.configs)}
 
     def time(self, config: Config) -> float:
-        """Return the median of five launches in microseconds, infinite if it does not run."""
-        index = self._index[config]
-        grid, args, kwargs = self._launch.of(self._launch.configs[index])
+        """Return a screening's median in milliseconds, infinite if the config does not run."""
+        grid, args, kwargs = self._launch.of(self._launch.configs[self._index[config]])
+        launch = TimedLaunch(partial(self._launch.jit[grid], *args, **kwargs))
         try:
-            self._launch.jit[grid](*args, **kwargs)
-            torch.cuda.synchronize()
+            sample = self._screening.sample(launch, SCREENING, HOPELESS * self._best)
         except Exception as error:
             print("does not run", self._launch.name, config, str(error)[:100], flush=True)
             return math.inf
-        self._timer.capture(index, 4)
-        return statistics.median(self._timer.replay(index) for _ in range(5))
+        time = statistics.median(sample.times)
+        self._best = min(self._best, time)
+        return time
 
     def race(self, configs: Iterable[Config]) -> dict[Config, float]:
         """Return medians in microseconds of some configs that take turns."""
@@ -81,18 +86,16 @@ class LiveLaunch:
         return {config: statistics.median(rounds) for config, rounds in times.items()}
 
 
-def best_of(times: Mapping[Config, float]) -> list[Config]:
-    return sorted(times, key=times.__getitem__)[:FINALISTS]
-
-
 def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) -> LiveTune:
     """Search as a tune does, and compare what it found with the best of the table."""
     row, live = read_tables()[gpu, launch.name][number], LiveLaunch(launch)
     known = known_of(situation, gpu, launch.name, number)
     found = search(row, known, until=SHARE, measure=live.time)
     limit, times = found.configs, found.measured
-    early, late = best_of(dict([*times.items()][: max(1, int(SHARE * limit))])), best_of(times)
-    raced = live.race(dict.fromkeys([*early, *late, *best_of(times_of(row[1]))]))
+    early, late = racing(dict([*times.items()][: max(1, int(SHARE * limit))])), racing(times)
+    table = times_of(row[1])
+    known_best = sorted(table, key=table.__getitem__)[:BEST_OF_TABLE]
+    raced = live.race(dict.fromkeys([*early, *late, *known_best]))
     fastest = min(raced.values())
     regrets = [min(map(raced.__getitem__, finalists)) / fastest - 1 for finalists in (early, late)]
     return LiveTune(
