@@ -104,8 +104,8 @@ def first_sight(folder: Path, kernels: int) -> dict[str, float]:
     contexts = [context(kernel=f"pkg.kernel{index}") for index in range(kernels)]
     measured = [measurement(16 << power, 0.1 + power) for power in range(4)]
     wanted = record(7).scenario
-    for each in contexts:
-        FileStore(folder).put(each, [record(m, *measured) for m in range(RECORDS // kernels)])
+    for home in contexts:
+        FileStore(folder).put(home, [record(m, *measured) for m in range(RECORDS // kernels)])
     times = []
     for _ in range(15):
         store = FileStore(folder)
@@ -114,8 +114,8 @@ def first_sight(folder: Path, kernels: int) -> dict[str, float]:
         times.append((time.perf_counter() - start) * 1e3)
     tracemalloc.start()
     store = FileStore(folder)
-    for each in contexts:
-        assert store.get(each, wanted)
+    for home in contexts:
+        assert store.get(home, wanted)
     mebibytes = tracemalloc.get_traced_memory()[0] / 2**20
     tracemalloc.stop()
     return {"ms": statistics.median(times), "MiB, all kernels loaded": mebibytes}

@@ -217,25 +217,25 @@ class Guess(NamedTuple):
 
 def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Guess:
     """Choose as a launch does, and compare the choice and the default with the best of all."""
-    known = known_of(situation, gpu, kernel, number)
-    return judge(ranked_configs(gpu, kernel)[rank], read_tables()[gpu, kernel][number], known)
+    records = known_of(situation, gpu, kernel, number)
+    return judge(ranked_configs(gpu, kernel)[rank], read_tables()[gpu, kernel][number], records)
 
 
-def judge(default: Config, row: tuple[Environment, Record], known: Known) -> Guess:
+def judge(default: Config, row: tuple[Environment, Record], records: Known) -> Guess:
     """Compare what a launch of a scenario chooses by other records, and its default."""
-    chosen, times = choose(default, row, known), times_of(row[1])
+    chosen, times = choose(default, row, records), times_of(row[1])
     best = min(times.values())
     losses = (times.get(config, math.inf) / best - 1 for config in (default, chosen or default))
     return Guess(*losses, chosen is None)
 
 
-def choose(default: Config, row: tuple[Environment, Record], known: Known) -> Config | None:
+def choose(default: Config, row: tuple[Environment, Record], records: Known) -> Config | None:
     """Return which of the nearest scenarios' winners a launch runs; None for the default.
 
     Of the row, its scenario and configs count, as if they had no timings.
     """
     environment, record = row
-    rows_known = nearest(record.scenario, known)[:NEAR_A_LAUNCH]
+    rows_known = nearest(record.scenario, records)[:NEAR_A_LAUNCH]
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = programs_of(record)
     rivals = find_rivals((other for _, other in rows_known), FEW_RIVALS)
@@ -275,11 +275,11 @@ RUNS = ("a default", "what is predicted in its place")
 def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
     """Predict what launches save of what they run, and say what they do."""
     environment, record = row = read_tables()[gpu, kernel][number]
-    known = known_of(situation, gpu, kernel, number)
+    records = known_of(situation, gpu, kernel, number)
     config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
     if runs != RUNS[0]:
-        config = choose(config, row, known) or config
-    near, times = nearest(record.scenario, known)[:NEAR_A_TUNE], times_of(record)
+        config = choose(config, row, records) or config
+    near, times = nearest(record.scenario, records)[:NEAR_A_TUNE], times_of(record)
     counts = programs_of(record)
     rivals = find_rivals((other for _, other in near), MOST_RIVALS)
     programs = {rival: counts[rival] for rival in rivals if rival in counts}

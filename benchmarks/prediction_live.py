@@ -89,9 +89,9 @@ class LiveLaunch:
 def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) -> LiveTune:
     """Search as a tune does, and compare what it found with the best of the table."""
     row, live = read_tables()[gpu, launch.name][number], LiveLaunch(launch)
-    known = known_of(situation, gpu, launch.name, number)
-    found = search(row, known, until=SHARE, measure=live.time)
-    limit, times = found.configs, found.measured
+    records = known_of(situation, gpu, launch.name, number)
+    searched = search(row, records, until=SHARE, measure=live.time)
+    limit, times = searched.configs, searched.measured
     early, late = racing(dict([*times.items()][: max(1, int(SHARE * limit))])), racing(times)
     table = times_of(row[1])
     known_best = sorted(table, key=table.__getitem__)[:BEST_OF_TABLE]
@@ -100,7 +100,7 @@ def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) ->
     regrets = [min(map(raced.__getitem__, finalists)) / fastest - 1 for finalists in (early, late)]
     return LiveTune(
         *regrets,
-        found.stopped / limit,
+        searched.stopped / limit,
         (replay.after(int(SHARE * limit)), replay.final, replay.stopped / limit),
     )
 
