@@ -3,9 +3,9 @@
     python benchmarks/prediction_live.py FOLDER     # on an H100 or H200
 
 What is known comes from the committed tables, which another machine of the same model has measured.
-The best configs that a search has measured, and the best ones of the table, are then launched in
-turns: the regret is how much slower the search's winner is than the fastest of all of these. It
-takes five minutes, and writes FOLDER/prediction-live.json.
+Configs are timed as in a tune's screening. Those that a tune would race, and the best ones of the
+table, are then launched in turns: the regret is how much slower the search's winner is than the
+fastest of all of these. It takes some minutes, and writes FOLDER/prediction-live.json.
 """
 
 from __future__ import annotations
@@ -18,20 +18,33 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
-from prediction import LOSS, Tune, known_of, read_config, read_tables, simulate, summary, times_of
+from prediction import (
+    LOSS,
+    Tune,
+    known_of,
+    racing,
+    read_config,
+    read_tables,
+    simulate,
+    summary,
+    times_of,
+)
 
 from dejavu_cache.model.scenario import Config
 from dejavu_cache.prediction.slowdown_model import SlowdownModel
+from dejavu_cache.tuning.device_timer import SCREENING, DeviceTimer, TimedLaunch
+from dejavu_cache.tuning.race import HOPELESS
 from dejavu_cache.tuning.search import PredictedSearch
 
 SITUATIONS = ("other scenarios", "the other GPU")
-SHARE, FINALISTS = 0.05, 3
+SHARE, BEST_OF_TABLE = 0.05, 3
 KERNELS = ("matmul", "experts", "qblock", "segmented")
 
 
@@ -56,21 +69,23 @@ class LiveLaunch:
 
     def __init__(self, launch: Launch) -> None:
         """Time nothing yet."""
-        self._launch, self._timer = launch, Timer(launch)
+        self._launch, self._timer, self._best = launch, Timer(launch), math.inf
+        self._screening = DeviceTimer("cudagraph-warm")
+        self._screening.warm_up()
         self._index = {read_config(values): at for at, values in enumerate(launch.configs)}
 
     def time(self, config: Config) -> float:
-        """Return the median of five launches in microseconds, infinite if it does not run."""
-        index = self._index[config]
-        grid, args, kwargs = self._launch.of(self._launch.configs[index])
+        """Return a screening's median in milliseconds, infinite if the config does not run."""
+        grid, args, kwargs = self._launch.of(self._launch.configs[self._index[config]])
+        launch = TimedLaunch(partial(self._launch.jit[grid], *args, **kwargs))
         try:
-            self._launch.jit[grid](*args, **kwargs)
-            torch.cuda.synchronize()
+            sample = self._screening.sample(launch, SCREENING, HOPELESS * self._best)
         except Exception as error:
             print("does not run", self._launch.name, config, str(error)[:100], flush=True)
             return math.inf
-        self._timer.capture(index, 4)
-        return statistics.median(self._timer.replay(index) for _ in range(5))
+        time = statistics.median(sample.times)
+        self._best = min(self._best, time)
+        return time
 
     def race(self, configs: Iterable[Config]) -> dict[Config, float]:
         """Return medians in microseconds of some configs that take turns."""
@@ -81,10 +96,6 @@ class LiveLaunch:
             for config, rounds in times.items():
                 rounds.append(self._timer.replay(self._index[config]))
         return {config: statistics.median(rounds) for config, rounds in times.items()}
-
-
-def best_of(times: dict[Config, float]) -> list[Config]:
-    return sorted(times, key=times.__getitem__)[:FINALISTS]
 
 
 def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) -> LiveTune:
@@ -104,10 +115,12 @@ def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) ->
             times[config] = live.time(config)
             model.note(config, times[config])
             if len(times) == max(1, int(SHARE * limit)):
-                early = best_of(times)
+                early = racing(times)
         stopped = stopped or len(times) * stopping.is_settled
-    late = best_of(times)
-    raced = live.race(dict.fromkeys([*early, *late, *best_of(times_of(record))]))
+    late = racing(times)
+    table = times_of(record)
+    known_best = sorted(table, key=table.__getitem__)[:BEST_OF_TABLE]
+    raced = live.race(dict.fromkeys([*early, *late, *known_best]))
     fastest = min(raced.values())
     regrets = [min(map(raced.__getitem__, finalists)) / fastest - 1 for finalists in (early, late)]
     return LiveTune(

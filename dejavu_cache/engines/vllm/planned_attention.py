@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -324,8 +325,7 @@ def made_up_step(
         return torch.zeros(*sizes, dtype=dtype, device=device)
 
     tokens, page = sum(batch.new), shape.page
-    begins = torch.zeros(len(batch.new) + 1, dtype=torch.int32)
-    begins[1:] = torch.tensor(batch.new, dtype=torch.int32).cumsum(0)
+    begins = torch.tensor([0, *accumulate(batch.new)], dtype=torch.int32)
     keys, values = split_cache(_empty_block(shape, device), shape.head_size)
     if shape.cache_dtype != shape.dtype:
         scale = torch.ones((), dtype=torch.float32, device=device)
