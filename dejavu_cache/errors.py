@@ -153,6 +153,11 @@ def problem_text(problem: Mapping[str, Any]) -> str:
     return message.removeprefix("Value error, ")
 
 
+def describe_problems(problems: Iterable[Mapping[str, Any]]) -> str:
+    """Return the places of all problems of an error, and what each says to a person."""
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {problem_text(one)}" for one in problems)
+
+
 _OWN = __name__.partition(".")[0]
 
 _NEEDED = sys.stdlib_module_names | {"filelock", "httpx", "platformdirs", "pydantic"}

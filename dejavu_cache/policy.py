@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from .errors import problem_text
+from .errors import describe_problems
 from .model.buckets import Bucket, parse_bucket
 from .model.scenario import FrozenModel
 from .settings import Mode, policy_file
@@ -83,9 +83,8 @@ class Policy(NamedTuple):
         try:
             file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except ValidationError as error:
-            return cls(
-                problems=[f"{path}: {_describe(error)}: give [[kernel]] tables; no policy applies"]
-            )
+            mistakes = describe_problems(error.errors())
+            return cls(problems=[f"{path}: {mistakes}: give [[kernel]] tables; no policy applies"])
         except (OSError, ValueError) as error:  # it is no text, or no TOML
             reason = getattr(error, "strerror", None) or error
             return cls(problems=[f"{path}: {reason}; no policy applies"])
@@ -94,7 +93,7 @@ class Policy(NamedTuple):
             try:
                 rules.append(Rule.model_validate(entry))
             except ValidationError as error:
-                mistakes = _describe(error)
+                mistakes = describe_problems(error.errors())
                 problems.append(f"{path}, kernel {number}: {mistakes}; the rule is left out")
         return cls(rules, problems)
 
@@ -102,13 +101,6 @@ class Policy(NamedTuple):
         """Return the last rule that matches a kernel's name, or an empty rule."""
         matching = [rule for rule in self.rules if fnmatchcase(kernel, rule.match)]
         return matching[-1] if matching else Rule(match=kernel)
-
-
-def _describe(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc']))}: {problem_text(problem)}"
-        for problem in error.errors(include_url=False)
-    )
 
 
 @cache

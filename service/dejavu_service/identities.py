@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import httpx
 import jwt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.errors import SettingsError, describe_problems
 
 from .errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError, UnavailableError
 from .services import tokens
@@ -38,8 +39,6 @@ _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 """Signatures by a private key; with a shared secret, whoever can check one can also make one."""
 _LEEWAY = 30.0
 """Seconds by which clocks may differ."""
-_LONGEST_TOKEN = 16 * 1024
-"""Characters of an identity token."""
 _FRESH = 3600.0
 """Seconds for which keys are used without asking again, so for which a withdrawn one may count."""
 _PAUSE = 10.0
@@ -157,8 +156,12 @@ class _Keys(jwt.PyJWKClient):  # type: ignore[misc]
     """The keys of an issuer, which may drip, or never end: a socket's timeout bounds neither."""
 
     def fetch_data(self) -> Any:
-        """Return what the issuer says its keys are."""
-        return json.loads(asyncio.run(asyncio.wait_for(self._fetch(), _TIMEOUT)))
+        """Return what the issuer says its keys are; the pause begins also without an answer."""
+        try:
+            return json.loads(asyncio.run(asyncio.wait_for(self._fetch(), _TIMEOUT)))
+        except BaseException:
+            self._last_successful_fetch = time.monotonic()  # of `PyJWKClient`
+            raise
 
     async def _fetch(self) -> bytes:
         text = b""
@@ -184,8 +187,7 @@ class IdentityExchange:
             text = path.read_text(encoding="utf-8")
             issuers = _IssuerFile.model_validate(tomllib.loads(text)).issuers
         except ValidationError as error:
-            wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-            raise SettingsError(f"{path}: {'; '.join(wrong)}") from None
+            raise SettingsError(f"{path}: {describe_problems(error.errors())}") from None
         except (OSError, ValueError) as error:
             raise SettingsError(f"{path} cannot be read: {error}") from None
         self._issuers = {issuer.issuer: issuer for issuer in issuers}
@@ -222,10 +224,9 @@ class IdentityExchange:
         )
 
     def _verify(self, presented: str) -> tuple[Mapping[str, Any], TrustedIssuer]:
-        if len(presented) > _LONGEST_TOKEN or not presented.isascii():
-            raise UnauthenticatedError("this is no identity token")
         try:
-            unverified = jwt.decode_complete(presented, options={"verify_signature": False})
+            text = presented.encode("ascii")
+            unverified = jwt.decode_complete(text, options={"verify_signature": False})
         except (jwt.PyJWTError, ValueError, RecursionError):
             raise UnauthenticatedError("this is no identity token") from None
         header, name = unverified["header"], unverified["payload"].get("iss")
@@ -263,16 +264,15 @@ class IdentityExchange:
         """
         client = self._keys[issuer.issuer]
         try:
-            client.get_signing_keys()
+            known = client.get_signing_keys()
         except Exception as error:  # an issuer may answer anything
             raise UnavailableError(
                 f"the keys of {issuer.issuer} cannot be read ({error!r:.200})"
             ) from None
-        try:
-            key = client.get_signing_key(key_id)
-        except Exception:  # it has no such key, also where it was asked anew
-            return None
-        return key if key.algorithm_name in _ALGORITHMS else None
+        key = client.match_kid(known, key_id)  # does not wait for questions about other ids
+        with suppress(Exception):  # it has no such key, also where it was asked anew
+            key = key or client.get_signing_key(key_id)
+        return key if key and key.algorithm_name in _ALGORITHMS else None
 
 
 def _token_id(presented: str, claims: Mapping[str, Any]) -> str:

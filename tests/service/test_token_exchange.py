@@ -150,6 +150,8 @@ def test_keys_are_cached_and_followed_when_they_change(
     issuer.make_key("third")
     assert exchange(client, issuer.token("third")).status_code == 401, "asked a moment ago"
     assert issuer.fetches == before + 2
+    patient = IdentityExchange(rules)
+    assert patient._verify(issuer.token())
     monkeypatch.setattr(identities, "_PAUSE", 0.0)
     following = IdentityExchange(rules)
     assert following._verify(issuer.token())
@@ -165,6 +167,9 @@ def test_keys_are_cached_and_followed_when_they_change(
     monkeypatch.setattr(issuer, "broken", True)
     with pytest.raises(UnavailableError):
         forgetting._verify(issuer.token())
+    before = issuer.fetches
+    keys = [patient._find_key(patient._issuers[issuer.url], "unknown") for _ in range(3)]
+    assert (keys, issuer.fetches) == ([None] * 3, before + 1), "it did not answer a moment ago"
 
 
 def test_keys_that_sign_nothing_count_for_nothing(

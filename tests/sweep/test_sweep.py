@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +15,10 @@ from support.records import config, context, record
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import Context, now
+from dejavu_cache.model.record import Pin
+from dejavu_cache.model.scenario import now
 from dejavu_cache.model.worth import Worth
-from dejavu_cache.stores import FileStore, Found, Store
+from dejavu_cache.stores import FileStore, Store
 from dejavu_cache.sweep.hosts import CaseJob, CaseOutcome
 from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
 from dejavu_cache.sweep.runner import Sweep
@@ -193,13 +192,11 @@ def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
 class AwayStore(FileStore):
     """A folder that gives and takes nothing."""
 
-    def get(self, *_: Any, **__: Any) -> Found | None:
+    def get(self, *_: Any, **__: Any) -> Any:
         """Raise what a server that is away raises."""
         raise StoreError("it is away")
 
-    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
-        """Raise what a server that is away raises."""
-        raise StoreError("it is away")
+    put = get
 
 
 @pytest.fixture

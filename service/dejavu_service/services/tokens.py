@@ -166,7 +166,7 @@ class IdentityToken(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    token: str = Field(min_length=1)
+    token: str = Field(min_length=1, max_length=16 * 1024)
 
 
 @router.post(EXCHANGE_PATH.removeprefix("/v1"), status_code=201, openapi_extra={"security": []})
