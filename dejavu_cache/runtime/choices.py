@@ -72,10 +72,6 @@ class Choices:
     _waits: dict[RawKey, float] = field(default_factory=dict, init=False)
     _idle: Counter[RawKey] = field(default_factory=Counter, init=False)
 
-    def __len__(self) -> int:
-        """Return for how many launches a config is kept."""
-        return len(self.kept)
-
     def add(self, key: RawKey, resolution: Resolution, launches: Iterator[int]) -> ChosenConfig:
         """Keep what a lookup found for a launch, and the counter of the launches that run it."""
         if len(self.kept) >= MOST_CHOICES:
@@ -93,10 +89,6 @@ class Choices:
         chosen = ChosenConfig.of(resolution.config, until, resolution, launches)
         self.kept[key] = chosen
         return chosen
-
-    def drop(self, key: RawKey) -> None:
-        """Look a launch up again: its config cannot run."""
-        self.kept.pop(key, None)
 
 
 def launch_key(autotuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -126,12 +126,6 @@ class Declaration:
             check=(options.get("check", CHECKED) or None) if settings.check else None,
         )
 
-    def has_lists_of(self, autotuner: Any) -> bool:
-        """Return whether the lists of configs and keys are as they were: they change in place."""
-        # Lists of the same objects are equal without a look into them, so this takes little time.
-        is_same = self.listed is None or self.listed == autotuner.configs
-        return is_same and self.keys == [*autotuner.keys]
-
     def context(self, device: int) -> Context:
         """Return the context of the kernel's records on the device of an index."""
         environment = current_environment(device)

@@ -129,7 +129,7 @@ class Launch:
         request = self.request()
         if not autotuner.resolver(request.not_stored).reject(request, config, failure.reason):
             return False
-        autotuner._choices.drop(key)
+        autotuner._choices.kept.pop(key, None)
         return True
 
     def _launch(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig]:
@@ -378,8 +378,11 @@ class Launch:
 def _notice_changed_lists(autotuner: CachedAutotuner) -> None:
     """Declare anew if the list of configs or of keys has changed in place."""
     declaration = vars(autotuner).get("declaration")
-    if declaration is not None and not declaration.has_lists_of(autotuner):
-        autotuner.declare()
+    if declaration is not None:
+        # Lists of the same objects are equal without a look into them, so this takes little time.
+        is_same = declaration.listed is None or declaration.listed == autotuner.configs
+        if not is_same or declaration.keys != [*autotuner.keys]:
+            autotuner.declare()
 
 
 def is_left_to_triton(autotuner: CachedAutotuner) -> bool:

@@ -134,6 +134,7 @@ def single_gpu(number: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": name, "HIP_VISIBLE_DEVICES": name}
 
 
+@dataclass(eq=False)
 class LocalHost:
     """A place on this machine that runs jobs, one at a time.
 
@@ -144,20 +145,15 @@ class LocalHost:
         patience: seconds without an event after which the worker is considered hung.
     """
 
-    def __init__(
-        self,
-        spec: SweepSpec,
-        environment: Mapping[str, str] | None = None,
-        patience: float = PATIENCE,
-    ) -> None:
+    spec: SweepSpec
+    environment: Mapping[str, str] = field(default_factory=dict)
+    patience: float = PATIENCE
+
+    def __post_init__(self) -> None:
         """Set up the host; its worker starts with the first request."""
-        self._store = spec.store
+        environment = {**os.environ, **self.environment}
         self.worker = Worker(
-            "dejavu_cache.sweep.worker",
-            spec,
-            {**os.environ, **(environment or {})},
-            grace=GRACE,
-            patience=patience,
+            "dejavu_cache.sweep.worker", self.spec, environment, GRACE, self.patience
         )
 
     def start(self) -> list[str]:
@@ -192,7 +188,7 @@ class LocalHost:
 
     def unsaved_journals(self) -> list[str]:
         """Return this user's journal if the store does not take all of it, after `close`."""
-        return hand_over_what_is_left(self._store)
+        return hand_over_what_is_left(self.spec.store)
 
 
 NEW_ACTOR_EVERY = 1.0

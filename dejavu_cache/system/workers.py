@@ -410,7 +410,7 @@ def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> 
     `DejavuError` of `run` leaves it usable; any other error ends the process.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     parent = ParentConnection.take_standard_streams()
     with suppress(KeyboardInterrupt):  # the parent may end while this process does
         with suppress(KeyboardInterrupt):
@@ -445,7 +445,3 @@ def _serve(
                 return
             else:
                 parent.send("answer", answer=answer.model_dump(mode="json"))
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
