@@ -9,7 +9,6 @@ without a record is tuned first.
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import sys
@@ -19,12 +18,12 @@ from typing import Any
 import flash_attention
 import torch
 import triton
+from reports import RESULTS, describe_run, write_report
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.sweep_suite import PRESETS, Lengths, batch_of, ragged
 
-RESULTS = Path(__file__).parent / "results"
 COMPARED = ("auto", "hopper", "qblock", "segmented", "static_grid", "naive")
 TOLERANCE = 5e-3
 SLOW = 5e9
@@ -131,9 +130,7 @@ def main() -> None:
         ]
         print(f"{lengths.name:28s}", "  ".join(columns), flush=True)
     result = {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(),
         "preset": preset,
         "page": page,
         "dtype": "bfloat16",
@@ -142,7 +139,7 @@ def main() -> None:
     }
     print(json.dumps(result["share_of_fa3"], indent=1))
     name = "attention" if (preset, page) == ("llama3-8b", 16) else f"attention-{preset}-{page}"
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_report(folder, f"{name}.json", result)
 
 
 if __name__ == "__main__":

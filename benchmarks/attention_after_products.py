@@ -13,7 +13,6 @@ drawn for each of SEEDS, such as `1+2`, and measured for each of PAGES, such as 
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import random
@@ -27,7 +26,7 @@ from typing import Any
 
 import flash_attention
 import torch
-import triton
+from reports import describe_run
 
 from dejavu_cache import attention
 from dejavu_cache.attention.api import run_reference
@@ -229,9 +228,7 @@ def main() -> None:
     weights = torch.randn(PRODUCTS, 4096, 4096, device="cuda", dtype=torch.bfloat16)
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     result = {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(),
         "heads": "32/8 of 128, bfloat16",
         "unit": "microseconds per layer",
         "batches": tables,

@@ -10,7 +10,6 @@ registers, spills, bytes of shared memory. It takes three minutes.
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import random
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from reports import describe_run
 
 from dejavu_cache.attention.search_space import KEYS, why_not
 from dejavu_cache.attention.sweep_suite import LAUNCHES, Lengths, Model, batch_of
@@ -361,9 +361,7 @@ def main(folder: Path) -> None:
         torch.cuda.empty_cache()
     device, name = torch.cuda.get_device_properties(0), torch.cuda.get_device_name()
     report = {
-        "date": datetime.date.today().isoformat(),
-        "device": name,
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(name),
         "gpu": {
             "multiprocessors": device.multi_processor_count,
             "memory": device.total_memory,

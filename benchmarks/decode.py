@@ -9,8 +9,6 @@ is the same PyTorch.
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 import sys
 import time
@@ -20,13 +18,12 @@ from typing import Any
 
 import flash_attention
 import torch
-import triton
+from reports import RESULTS, describe_run, write_report
 from torch.nn import functional
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
 from dejavu_cache.attention.batch import Batch, make_batch
 
-RESULTS = Path(__file__).parent / "results"
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
 PROMPT, NEW, PAGE = 500, 12800, 16
 OURS = ("auto", "static_grid")
@@ -143,9 +140,7 @@ def main() -> None:
     times = seconds(attentions)
     print(times)
     result = {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(),
         "seconds_to_new_tokens": times,
     }
     if "fa3" in times:
@@ -158,7 +153,7 @@ def main() -> None:
         }
         result["share_of_fa3"] = shares
         print("share of FlashAttention 3", shares)
-    (folder / "decode.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_report(folder, "decode.json", result)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ winner take turns with full effort. Compiling takes minutes. Several GPUs share 
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 import os
 import random
@@ -28,13 +26,13 @@ from typing import Any
 
 import torch
 import triton
+from reports import RESULTS, describe_run, write_report
 
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
 from dejavu_cache.attention.search_space import METHOD, why_not
 from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, Lengths, batch_of, lengths
 from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer, TimedLaunch
 
-RESULTS = Path(__file__).parent / "results"
 MODEL, PAGE, DTYPE = PRESETS["llama3-8b"], 16, torch.bfloat16
 SAMPLE, SEED = 20, 0
 CONTENDERS, ROUNDS, HOPELESS = 8, 5, 2
@@ -163,9 +161,7 @@ def main(folder: Path) -> None:
             print(f"{name:48}{row['configs']:6}{row['chosen / best']:8.3f}", flush=True)
     ratios = [row["chosen / best"] for row in rows.values()]
     report = {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(),
         "seconds": round(time.perf_counter() - start),
         "geometric mean of chosen / best": round(
             math.exp(statistics.fmean(map(math.log, ratios))), 4
@@ -173,7 +169,7 @@ def main(folder: Path) -> None:
         "worst": max(ratios),
         "scenarios": rows,
     }
-    (folder / "exhaustive.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(folder, "exhaustive.json", report)
     print({name: report[name] for name in ("geometric mean of chosen / best", "worst", "seconds")})
 
 

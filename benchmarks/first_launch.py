@@ -12,10 +12,8 @@ Without a GPU, one is pretended, as in `cold_start.py`: nothing is loaded or lau
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.compiler
 from cold_start import pretend_gpu, pretend_gpu_file, pretend_timings
+from reports import RESULTS, describe_run, write_report
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
@@ -178,20 +175,15 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="dejavu-first-") as text:
         runs = measure(Path(text))
     report = {
-        "date": datetime.date.today().isoformat(),
-        "device": device_name(),
+        **describe_run(device_name()),
         "cpus": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
         "rounds": ROUNDS,
         "medians": {kind: summarize(runs, kind) for kind in KINDS},
         "runs": runs,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "first-launch.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(folder, "first-launch.json", report)
     print(json.dumps(report["medians"], indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)

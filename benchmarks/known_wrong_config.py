@@ -14,11 +14,9 @@ a summary; `--out` writes known-wrong-config.json.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
 import importlib.util
 import json
-import platform
 import sys
 import time
 import traceback
@@ -31,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from reports import describe_run, write_report
 
 from dejavu_cache import CheckOptions, cached_autotune
 from dejavu_cache.stores import MemoryStore
@@ -310,8 +309,7 @@ def load_kernels() -> Iterator[KnownKernel | dict[str, Any]]:
 def write(folder: Path | None, report: dict[str, Any]) -> None:
     """Write the report, if a folder was named."""
     if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "known-wrong-config.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_report(folder, "known-wrong-config.json", report)
 
 
 def main() -> None:
@@ -323,11 +321,7 @@ def main() -> None:
     start = time.monotonic()
     draws = [draw_inputs(seed) for seed in range(DRAWS)]
     report: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "device": torch.cuda.get_device_name(),
+        **describe_run(),
         "capability": torch.cuda.get_device_capability(),
         "kernels": [],
     }

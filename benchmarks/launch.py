@@ -7,10 +7,8 @@ prints the results and writes `benchmarks/results/launch.json`.
 
 from __future__ import annotations
 
-import datetime
 import gc
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from reports import RESULTS, describe_run, write_report
 from triton import knobs
 from triton.runtime import driver
 
@@ -30,7 +29,6 @@ from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.triton_internals.binder import binder_for
 from dejavu_cache.triton_internals.versions import active_hook, c_launcher
 
-RESULTS = Path(__file__).parent / "results"
 CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128, 256, 512)]
 KEYS = ["n0", "n1", "n2", "n3", "n4", "n5"]
 SCENARIOS = 10_000
@@ -251,13 +249,7 @@ def main(results_folder: Path) -> None:
         )
         crowded = times[f"cached_autotune, {SCENARIOS} scenarios"]
         results = {
-            "date": datetime.date.today().isoformat(),
-            "gpu": torch.cuda.get_device_name(),
-            "versions": {
-                "python": platform.python_version(),
-                "triton": triton.__version__,
-                "torch": torch.__version__,
-            },
+            **describe_run(),
             "launch, us": times,
             "of triton.jit (at most 0.75)": round(ours / times["triton.jit"], 3),
             "of triton.autotune (at most 0.5)": round(ours / times["triton.autotune"], 3),
@@ -269,8 +261,7 @@ def main(results_folder: Path) -> None:
             ),
         }
     print(json.dumps(results, indent=2))
-    results_folder.mkdir(exist_ok=True)
-    (results_folder / "launch.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_report(results_folder, "launch.json", results)
 
 
 if __name__ == "__main__":

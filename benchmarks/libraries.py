@@ -13,11 +13,9 @@ writes libraries.json and libraries.md. Nothing is installed or downloaded.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.metadata
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from library_launches import LIBRARIES, Library
+from reports import describe_run, write_report
 
 TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}
 """How far results may differ that have other bits, relatively and absolutely."""
@@ -161,12 +160,14 @@ def fill_row(row: dict[str, Any], library: Library, folder: Path, deadline: floa
 
 def as_table(report: dict[str, Any]) -> str:
     """Return the rows as Markdown."""
+    versions = report["versions"]
     lines = [
         "# Public libraries under `install()`",
         "",
-        f"Measured on {report['date']}: Python {report['python']}, PyTorch {report['torch']}, "
-        f"Triton {report['triton']}, {report['device']}. Kernels are autotuners that the imported "
-        "modules define; `benchmarks/libraries.py` lists the modules and makes this table.",
+        f"Measured on {report['date']}: Python {versions['python']}, PyTorch {versions['torch']}, "
+        f"Triton {versions['triton']}, {report['device']}. Kernels are autotuners that the "
+        "imported modules define; `benchmarks/libraries.py` lists the modules and makes this "
+        "table.",
         "",
         "| library | version | autotuners | replaced | own class | left to Triton | not stored |"
         " kernels | found wrong | not checked | benchmarked | second process | equal to Triton's |"
@@ -230,21 +231,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    import torch
-    import triton
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: imported only"
     chosen = [
         entry for entry in LIBRARIES if not options.only or entry.distribution in options.only
     ]
     deadline = time.monotonic() + options.seconds
     rows: list[dict[str, Any]] = []
     report = {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "device": device,
+        **describe_run(),
         "tolerance": TOLERANCE,
         "kernels": 0,
         "found wrong": 0,
@@ -262,8 +255,7 @@ def main() -> None:
 def write(folder: Path | None, report: dict[str, Any]) -> None:
     """Write the report and its table, if a folder was named."""
     if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "libraries.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_report(folder, "libraries.json", report)
         (folder / "libraries.md").write_text(as_table(report))
 
 

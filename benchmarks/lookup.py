@@ -7,7 +7,6 @@ kernel is a stand-in that does nothing, so that only the host's work is timed an
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -26,23 +25,17 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 import triton
+from reports import RESULTS, describe_run, write_report
 
-from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.model.record import Measurement, Record
-from dejavu_cache.model.scenario import (
-    Config,
-    Context,
-    Device,
-    Environment,
-    Kernel,
-    Problem,
-    Scenario,
-    now,
-)
-from dejavu_cache.stores import FileStore
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.records import context, measurement, record  # noqa: E402
+
+from dejavu_cache import Pow2, cached_autotune  # noqa: E402
+from dejavu_cache.stores import FileStore  # noqa: E402
 
 RECORDS = 10_000
-RESULTS = Path(__file__).parent / "results"
 
 
 class EmptyKernel(triton.KernelInterface):
@@ -106,48 +99,23 @@ def resolved_launch(store: Path) -> dict[str, float]:
     return microseconds({name: caller(kernel) for name, kernel in kernels.items()})
 
 
-def record(index: int) -> Record:
-    """Return a record with four measurements."""
-    measurements = (
-        Measurement(
-            config=Config(params={"BLOCK": 16 << i}, options={"num_warps": 4}),
-            median=0.1 + i,
-            at=now(),
-            by="a@b",
-        )
-        for i in range(4)
-    )
-    return Record(
-        scenario=Scenario(args={"M": index, "N": 64}, dtypes={"x": "float16"}),
-        measurements=tuple(measurements),
-    )
-
-
-def context(kernel: int) -> Context:
-    """Return one of the contexts that the records are spread over."""
-    device = Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140)
-    return Context(
-        kernel=Kernel(name=f"pkg.kernel{kernel}", source="0" * 32),
-        environment=Environment(device=device, triton="3.6.0", codegen="ptxas 12.9"),
-        problem=Problem(keys=("M", "N"), method="events-cold"),
-    )
-
-
 def first_sight(folder: Path, kernels: int) -> dict[str, float]:
     """Measure the first lookup in a store of 10,000 records of `kernels` kernels."""
-    per_kernel = RECORDS // kernels
-    for kernel in range(kernels):
-        FileStore(folder).put(context(kernel), [record(index) for index in range(per_kernel)])
+    contexts = [context(kernel=f"pkg.kernel{index}") for index in range(kernels)]
+    measured = [measurement(16 << power, 0.1 + power) for power in range(4)]
+    wanted = record(7).scenario
+    for home in contexts:
+        FileStore(folder).put(home, [record(m, *measured) for m in range(RECORDS // kernels)])
     times = []
     for _ in range(15):
         store = FileStore(folder)
         start = time.perf_counter()
-        assert store.get(context(0), record(7).scenario)
+        assert store.get(contexts[0], wanted)
         times.append((time.perf_counter() - start) * 1e3)
     tracemalloc.start()
     store = FileStore(folder)
-    for kernel in range(kernels):
-        assert store.get(context(kernel), record(7).scenario)
+    for home in contexts:
+        assert store.get(home, wanted)
     mebibytes = tracemalloc.get_traced_memory()[0] / 2**20
     tracemalloc.stop()
     return {"ms": statistics.median(times), "MiB, all kernels loaded": mebibytes}
@@ -171,14 +139,8 @@ def main(results_folder: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         launch = resolved_launch(Path(folder) / "launch")
         results = {
-            "date": datetime.date.today().isoformat(),
+            **describe_run(),
             "machine": platform.machine(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "versions": {
-                "python": platform.python_version(),
-                "triton": triton.__version__,
-                "torch": torch.__version__,
-            },
             "resolved launch, us": launch,
             "ratio to triton.autotune": launch["cached_autotune"] / launch["triton.autotune"],
             f"first sight, {RECORDS} records of one kernel": first_sight(Path(folder) / "one", 1),
@@ -188,8 +150,7 @@ def main(results_folder: Path) -> None:
             "import dejavu_cache, s": import_seconds(),
         }
     print(json.dumps(results, indent=2))
-    results_folder.mkdir(exist_ok=True)
-    (results_folder / "lookup.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_report(results_folder, "lookup.json", results)
 
 
 if __name__ == "__main__":

@@ -24,18 +24,11 @@ from dejavu_service.services.records import merge_record_set
 from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
 from server_benchmark.databases import database_makers, prepare
+from server_benchmark.made_up_records import make_context
 from server_benchmark.processes import run_server
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import (
-    Config,
-    Context,
-    Device,
-    Environment,
-    Kernel,
-    Problem,
-    Scenario,
-)
+from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.model.worth import MissCount
 
 DEVICES = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "AMD Instinct MI300X")
@@ -69,17 +62,9 @@ def record(number: int, shift: int) -> Record:
 
 def contexts(kernels: int) -> list[Context]:
     return [
-        Context(
-            kernel=Kernel(name=f"team.kernels_{index % 7}.kernel_{index}", source="0" * 16),
-            environment=Environment(
-                device=Device(name=device, arch="sm_90", units=132, memory_gib=140),
-                triton=triton,
-                codegen="ptxas 12.8",
-            ),
-            problem=Problem(keys=("M", "N", "causal"), method="events-cold"),
-        )
+        make_context(f"team.kernels_{index % 7}.kernel_{index}", ("M", "N", "causal"), gpu, triton)
         for index in range(kernels)
-        for device in DEVICES
+        for gpu in DEVICES
         for triton in TRITONS
     ]
 

@@ -138,11 +138,13 @@ class Tune(NamedTuple):
         regrets: after each measurement, the regret of the best that would race then.
         stopped: after how many measurements the search ended by itself.
         configs: how many configs there are.
+        measured: what was measured, in its order.
     """
 
     regrets: list[float]
     stopped: int
     configs: int
+    measured: dict[Config, float]
 
     @property
     def final(self) -> float:
@@ -153,13 +155,17 @@ class Tune(NamedTuple):
         """Return the regret after a number of measurements, at least one."""
         return self.regrets[min(max(measured, 1), len(self.regrets)) - 1]
 
+    def at(self, share: float) -> float:
+        """Return the regret once a share of the configs is measured."""
+        return self.after(round(share * self.configs))
+
 
 def times_of(record: Record) -> dict[Config, float]:
     return {entry.config: entry.median or math.inf for entry in record.measurements}
 
 
-def exactly(time: float) -> float:
-    return time
+def programs_of(record: Record) -> dict[Config, int | None]:
+    return {e.config: e.resources and e.resources.programs for e in record.measurements}
 
 
 def tune(
@@ -167,12 +173,12 @@ def tune(
     records: Known,
     until: float = 0.2,
     loss: float = LOSS,
-    measure: Callable[[float], float] = exactly,
+    measure: Callable[[Config], float] | None = None,
 ) -> Tune:
     """Run the product's search until it ends, and at least until a share was measured."""
     environment, record = row
-    times = times_of(record)
-    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
+    times, programs = times_of(record), programs_of(record)
+    measure = measure or times.__getitem__
     model = SlowdownModel(environment, record.scenario, programs, records)
     search = PredictedSearch(model, [], len(times), 0.0)
     stopping = PredictedSearch(model, [], len(times), loss)
@@ -180,11 +186,11 @@ def tune(
     measured = dict[Config, float]()
     while (not stopped or len(regrets) < until * len(times)) and (batch := search.ask()):
         for config in batch:
-            measured[config] = measure(times[config])
+            measured[config] = measure(config)
             model.note(config, measured[config])
             regrets.append(min(map(times.__getitem__, racing(measured))) / best - 1)
         stopped = stopped or len(regrets) * stopping.is_settled
-    return Tune(regrets, stopped or len(regrets), len(times))
+    return Tune(regrets, stopped or len(regrets), len(times), measured)
 
 
 def racing(measured: dict[Config, float]) -> list[Config]:
@@ -211,26 +217,27 @@ class Guess(NamedTuple):
 
 def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Guess:
     """Choose as a launch does, and compare the choice and the default with the best of all."""
-    default = ranked_configs(gpu, kernel)[rank]
-    chosen = choose(default, situation, gpu, kernel, number)
-    times = times_of(read_tables()[gpu, kernel][number][1])
+    records = known_of(situation, gpu, kernel, number)
+    return judge(ranked_configs(gpu, kernel)[rank], read_tables()[gpu, kernel][number], records)
+
+
+def judge(default: Config, row: tuple[Environment, Record], records: Known) -> Guess:
+    """Compare what a launch of a scenario chooses by other records, and its default."""
+    chosen, times = choose(default, row, records), times_of(row[1])
     best = min(times.values())
-    return Guess(times[default] / best - 1, times[chosen or default] / best - 1, chosen is None)
+    losses = (times.get(config, math.inf) / best - 1 for config in (default, chosen or default))
+    return Guess(*losses, chosen is None)
 
 
-def choose(default: Config, situation: str, gpu: str, kernel: str, number: int) -> Config | None:
-    """Return which of the nearest scenarios' winners a launch runs; None for the default."""
-    environment, record = read_tables()[gpu, kernel][number]
-    return choose_among(default, environment, record, known_of(situation, gpu, kernel, number))
+def choose(default: Config, row: tuple[Environment, Record], records: Known) -> Config | None:
+    """Return which of the nearest scenarios' winners a launch runs; None for the default.
 
-
-def choose_among(
-    default: Config, environment: Environment, record: Record, known: Known
-) -> Config | None:
-    """Choose by records, for a record's scenario and configs, as if these had no timings."""
-    rows_known = nearest(record.scenario, known)[:NEAR_A_LAUNCH]
+    Of the row, its scenario and configs count, as if they had no timings.
+    """
+    environment, record = row
+    rows_known = nearest(record.scenario, records)[:NEAR_A_LAUNCH]
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
-    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
+    programs = programs_of(record)
     rivals = find_rivals((other for _, other in rows_known), FEW_RIVALS)
     among = {c: programs[c] for c in [default, *winners, *rivals] if c in programs}
     model = SlowdownModel(environment, record.scenario, among, rows_known, unmeasured=True)
@@ -267,13 +274,13 @@ RUNS = ("a default", "what is predicted in its place")
 
 def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
     """Predict what launches save of what they run, and say what they do."""
-    environment, record = read_tables()[gpu, kernel][number]
-    rows = nearest(record.scenario, known_of(situation, gpu, kernel, number))
+    environment, record = row = read_tables()[gpu, kernel][number]
+    records = known_of(situation, gpu, kernel, number)
     config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
     if runs != RUNS[0]:
-        config = choose(config, situation, gpu, kernel, number) or config
-    near, times = rows[:NEAR_A_TUNE], times_of(record)
-    counts = {e.config: e.resources and e.resources.programs for e in record.measurements}
+        config = choose(config, row, records) or config
+    near, times = nearest(record.scenario, records)[:NEAR_A_TUNE], times_of(record)
+    counts = programs_of(record)
     rivals = find_rivals((other for _, other in near), MOST_RIVALS)
     programs = {rival: counts[rival] for rival in rivals if rival in counts}
     asked = Point(environment, record.scenario, config, counts[config])
@@ -343,9 +350,8 @@ def shuffle_each(tables: Times, drawn: random.Random) -> None:
 
 def reverse(tables: Times, _: random.Random) -> None:
     for table in tables:
-        fastest = sorted(table.items(), key=itemgetter(1))
-        slowest = sorted(table.values(), reverse=True)
-        table.update({config: slow for (config, _), slow in zip(fastest, slowest, strict=True)})
+        fastest = sorted(table, key=table.__getitem__)
+        table.update(zip(fastest, sorted(table.values(), reverse=True), strict=True))
 
 
 def mistake_kernel(tables: Times, drawn: random.Random) -> None:
@@ -382,13 +388,14 @@ def simulate_noisy(seed: int) -> tuple[str, float, Tune]:
     """Run a tune that measures with errors, in a drawn situation, and say which and how large."""
     drawn, noise = random.Random(seed), NOISES[seed % len(NOISES)]
 
-    def measure(time: float) -> float:
+    def measure(config: Config) -> float:
         hiccup = drawn.uniform(1.5, HOPELESS) if drawn.random() < HICCUPS else 1.0
-        return time * hiccup * math.exp(drawn.gauss(0, noise))
+        return times[config] * hiccup * math.exp(drawn.gauss(0, noise))
 
     gpu, kernel = drawn.choice(sorted(read_tables()))
     situation, rows = drawn.choice(SITUATIONS[:3]), read_tables()[gpu, kernel]
     number = drawn.randrange(len(rows))
+    times = times_of(rows[number][1])
     most = NEAR_A_TUNE if situation == SITUATIONS[0] else NEAR_ELSEWHERE
     records = nearest(rows[number][1].scenario, known_of(situation, gpu, kernel, number))[:most]
     return situation, noise, tune(rows[number], records, until=0.0, measure=measure)
@@ -399,14 +406,18 @@ def summarize_noisy(simulated: Sequence[tuple[str, float, Tune]]) -> dict[str, A
     for part in (*SITUATIONS[:3], *NOISES, "all"):
         tunes = [tune for *of, tune in simulated if part in (*of, "all")]
         name = f"errors of {part:.1%}" if isinstance(part, float) else part
-        report[name] = {
-            "tunes": len(tunes),
-            "until it ends": summary(t.final for t in tunes),
-            "largest regret, %": round(100 * max(t.final for t in tunes), 2),
-            **{f"over {limit}%": sum(100 * t.final > limit for t in tunes) for limit in (1, 2, 10)},
-            "measured until it ends": share_measured(tunes),
-        }
+        report[name] = summarize_ends(tunes)
     return report
+
+
+def summarize_ends(tunes: Sequence[Tune]) -> dict[str, Any]:
+    return {
+        "tunes": len(tunes),
+        "until it ends": summary(t.final for t in tunes),
+        "largest regret, %": round(100 * max(t.final for t in tunes), 2),
+        **{f"over {limit}%": sum(100 * t.final > limit for t in tunes) for limit in (1, 2, 10)},
+        "measured until it ends": share_measured(tunes),
+    }
 
 
 WRONG: dict[str, Callable[[Times, random.Random], None]] = {
@@ -438,17 +449,10 @@ def simulate_wrong(seed: int) -> tuple[str, Tune]:
 
 
 def summarize_wrong(simulated: Sequence[tuple[str, Tune]]) -> dict[str, Any]:
-    report: dict[str, Any] = {}
-    for kind in (*WRONG, "all"):
-        tunes = [tune for own, tune in simulated if kind in (own, "all")]
-        report[kind] = {
-            "tunes": len(tunes),
-            "until it ends": summary(t.final for t in tunes),
-            "largest regret, %": round(100 * max(t.final for t in tunes), 2),
-            "over 1%": sum(t.final > LOSS for t in tunes),
-            "measured until it ends": share_measured(tunes),
-        }
-    return report
+    return {
+        kind: summarize_ends([tune for own, tune in simulated if kind in (own, "all")])
+        for kind in (*WRONG, "all")
+    }
 
 
 def summary(regrets: Iterable[float]) -> str:
@@ -459,10 +463,7 @@ def summary(regrets: Iterable[float]) -> str:
 
 def summarize(tunes: Sequence[Tune]) -> dict[str, Any]:
     return {
-        **{
-            f"{share:.0%} of the configs": summary(t.after(round(share * t.configs)) for t in tunes)
-            for share in SHARES
-        },
+        **{f"{share:.0%} of the configs": summary(t.at(share) for t in tunes) for share in SHARES},
         **{f"{count} configs": summary(t.after(count) for t in tunes) for count in COUNTS},
         "until it ends": summary(t.final for t in tunes),
         "measured until it ends": share_measured(tunes),
@@ -568,7 +569,9 @@ def compare(name: str, gpu: str, kernel: str, number: int) -> Tune:
         order = SEARCHES[name](record, records, seed)[: math.ceil(0.3 * len(times))]
         reached = [min(times[c] for c in order[:count]) for count in range(1, len(order) + 1)]
         runs.append([time / best - 1 for time in reached])
-    return Tune([statistics.fmean(regrets) for regrets in zip(*runs, strict=True)], 1, len(times))
+    return Tune(
+        [statistics.fmean(regrets) for regrets in zip(*runs, strict=True)], 1, len(times), {}
+    )
 
 
 def plot(curves: dict[str, Sequence[Tune]]) -> None:
@@ -581,10 +584,7 @@ def plot(curves: dict[str, Sequence[Tune]]) -> None:
     shares = [0.01 * step for step in range(1, 31)]
     figure, axes = plt.subplots(figsize=(7, 4))
     for name, tunes in curves.items():
-        means = [
-            100 * statistics.fmean(t.after(round(share * t.configs)) for t in tunes)
-            for share in shares
-        ]
+        means = [100 * statistics.fmean(t.at(share) for t in tunes) for share in shares]
         axes.plot([100 * share for share in shares], means, label=name)
     axes.set(yscale="log", ylim=(0.03, 200), xlabel="measured configs, %", ylabel="mean regret, %")
     axes.grid(alpha=0.3)
@@ -598,11 +598,9 @@ def main() -> None:
     parser.add_argument("--wrong", type=int, default=1000, help="tunes whose records are wrong")
     parser.add_argument("--noisy", type=int, default=1000, help="tunes that measure with errors")
     parser.add_argument("--compare", action="store_true", help="run other searches too")
-    parser.add_argument("--savings", action="store_true", help="only what tunes save")
     arguments = parser.parse_args()
     tables = read_tables()
-    kernels = sorted({kernel for _, kernel in tables})
-    cells = [(gpu, kernel) for gpu in GPUS for kernel in kernels]
+    cells = sorted(tables)
     scenarios = [(*cell, number) for cell in cells for number in range(len(tables[cell]))]
     columns = list(zip(*scenarios, strict=True))
     path = RESULTS / "prediction.json"
@@ -611,9 +609,6 @@ def main() -> None:
     report["machine"] = f"{datetime.now(timezone.utc):%Y-%m-%d}, Python {platform.python_version()}"
     with ProcessPoolExecutor() as pool:
         report["what a tune saves"] = report_savings(pool, columns)
-        if arguments.savings:
-            path.write_text(json.dumps(report, indent=1) + "\n")
-            return
         for situation in SITUATIONS:
             tunes = list(pool.map(partial(simulate, situation), *columns, chunksize=4))
             summaries = report.setdefault(situation, {})
@@ -644,8 +639,7 @@ def main() -> None:
             for name in SEARCHES:
                 curves[name] = list(pool.map(partial(compare, name), *columns, chunksize=4))
                 report.setdefault("other searches", {})[name] = {
-                    f"{share:.0%}": summary(t.after(round(share * t.configs)) for t in curves[name])
-                    for share in SHARES
+                    f"{share:.0%}": summary(t.at(share) for t in curves[name]) for share in SHARES
                 }
                 print(name, report["other searches"][name], flush=True)
             plot(curves)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 
-from prediction import DEFAULTS, RESULTS, Guess, Known, choose_among, summarize_guesses, times_of
+from prediction import DEFAULTS, RESULTS, Guess, Known, judge, summarize_guesses, times_of
 
 from dejavu_cache.attention import records
 from dejavu_cache.model.scenario import Config
@@ -55,17 +55,11 @@ def rank_configs(rows: Known) -> list[Config]:
 
 def guess_each(rows: Known, default: Config) -> list[Guess]:
     """Leave out each scenario that the default suits, and choose for it as a launch does."""
-    guesses = []
-    for left_out, (environment, record) in enumerate(rows):
-        times = times_of(record)
-        if times.get(default, math.inf) == math.inf:
-            continue
-        others = [row for number, row in enumerate(rows) if number != left_out]
-        chosen = choose_among(default, environment, record, others)
-        best = min(times.values())
-        losses = (times.get(config, math.inf) / best - 1 for config in (default, chosen or default))
-        guesses.append(Guess(*losses, chosen is None))
-    return guesses
+    return [
+        judge(default, row, [other for other in rows if other is not row])
+        for row in rows
+        if times_of(row[1]).get(default, math.inf) < math.inf
+    ]
 
 
 def main() -> None:

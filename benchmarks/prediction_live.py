@@ -17,31 +17,19 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
-from prediction import (
-    LOSS,
-    Tune,
-    known_of,
-    racing,
-    read_config,
-    read_tables,
-    simulate,
-    summary,
-    times_of,
-)
+from prediction import Tune, known_of, racing, read_config, read_tables, simulate, summary, times_of
+from prediction import tune as search
+from reports import describe_run, write_report
 
 from dejavu_cache.model.scenario import Config
-from dejavu_cache.prediction.slowdown_model import SlowdownModel
 from dejavu_cache.tuning.device_timer import SCREENING, DeviceTimer, TimedLaunch
 from dejavu_cache.tuning.race import HOPELESS
-from dejavu_cache.tuning.search import PredictedSearch
 
 SITUATIONS = ("other scenarios", "the other GPU")
 SHARE, BEST_OF_TABLE = 0.05, 3
@@ -100,32 +88,19 @@ class LiveLaunch:
 
 def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) -> LiveTune:
     """Search as a tune does, and compare what it found with the best of the table."""
-    environment, record = read_tables()[gpu, launch.name][number]
-    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
-    model = SlowdownModel(
-        environment, record.scenario, programs, known_of(situation, gpu, launch.name, number)
-    )
-    limit = len(programs)
-    search = PredictedSearch(model, [], limit, 0.0)
-    stopping = PredictedSearch(model, [], limit, LOSS)
-    live, times, stopped = LiveLaunch(launch), dict[Config, float](), 0
-    early: list[Config] = []
-    while (not stopped or not early) and (batch := search.ask()):
-        for config in batch:
-            times[config] = live.time(config)
-            model.note(config, times[config])
-            if len(times) == max(1, int(SHARE * limit)):
-                early = racing(times)
-        stopped = stopped or len(times) * stopping.is_settled
-    late = racing(times)
-    table = times_of(record)
+    row, live = read_tables()[gpu, launch.name][number], LiveLaunch(launch)
+    records = known_of(situation, gpu, launch.name, number)
+    searched = search(row, records, until=SHARE, measure=live.time)
+    limit, times = searched.configs, searched.measured
+    early, late = racing(dict([*times.items()][: max(1, int(SHARE * limit))])), racing(times)
+    table = times_of(row[1])
     known_best = sorted(table, key=table.__getitem__)[:BEST_OF_TABLE]
     raced = live.race(dict.fromkeys([*early, *late, *known_best]))
     fastest = min(raced.values())
     regrets = [min(map(raced.__getitem__, finalists)) / fastest - 1 for finalists in (early, late)]
     return LiveTune(
         *regrets,
-        (stopped or len(times)) / limit,
+        searched.stopped / limit,
         (replay.after(int(SHARE * limit)), replay.final, replay.stopped / limit),
     )
 
@@ -165,9 +140,7 @@ def main(folder: Path) -> None:
         del launch
         torch.cuda.empty_cache()
     report: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "device": name,
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        **describe_run(name),
         "seconds": round(time.time() - start),
     }
     for situation, by_kernel in tunes.items():
@@ -177,8 +150,7 @@ def main(folder: Path) -> None:
         }
         report[situation] = {kernel: summarize(some) for kernel, some in by_name.items()}
     print(json.dumps(report, indent=1))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prediction-live.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(folder, "prediction-live.json", report)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ process tunes CONFIGS configs of each scenario, far fewer than there are: it is 
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -163,7 +161,7 @@ def list_times(runs: list[dict[str, Any]]) -> list[dict[str, float]]:
 def measure_on_gpu(folder: Path) -> None:
     """Compare cold, warm and prewarmed processes; write `prewarm.json`."""
     import torch
-    import triton
+    from reports import describe_run
 
     device = torch.cuda.get_device_properties(0).name
     with tempfile.TemporaryDirectory(prefix="dejavu-prewarm-") as work:
@@ -171,11 +169,7 @@ def measure_on_gpu(folder: Path) -> None:
     medians = {kind: median_times(by_round) for kind, by_round in runs.items()}
     first = {kind: times["first results"] for kind, times in medians.items()}
     result = {
-        "date": datetime.date.today().isoformat(),
-        "device": device,
-        "triton": triton.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **describe_run(),
         "scenarios": SCENARIOS,
         "configs tuned of each": CONFIGS,
         "rounds": ROUNDS,
@@ -185,13 +179,14 @@ def measure_on_gpu(folder: Path) -> None:
         "seconds to prewarm": seconds,
         "runs, seconds": {kind: list_times(by_round) for kind, by_round in runs.items()},
     }
-    write(folder / "prewarm.json", result)
+    write(folder, "prewarm.json", result)
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
+def write(folder: Path, name: str, result: dict[str, Any]) -> None:
     """Write a result, and print it without the single runs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    from reports import write_report
+
+    write_report(folder, name, result)
     summary = {name: value for name, value in result.items() if name != "runs, seconds"}
     print(json.dumps(summary, indent=2))
 
@@ -256,13 +251,11 @@ def measure_build(folder: Path) -> None:
             seconds.append(time.perf_counter() - start)
         manifest = json.loads((work / "out" / "prewarmed.json").read_text())
         cubins = len(list((work / "out").rglob("*.cubin")))
-    import triton
+    from reports import describe_run
 
     result = {
-        "date": datetime.date.today().isoformat(),
+        **describe_run(),
         "cpus": len(os.sched_getaffinity(0)),
-        "triton": triton.__version__,
-        "python": platform.python_version(),
         "winners": 100,
         "targets": manifest["targets"],
         "cubins": cubins,
@@ -270,7 +263,7 @@ def measure_build(folder: Path) -> None:
         "seconds, nothing changed": seconds[1],
         "MiB": sum(file["size"] for file in manifest["files"].values()) / 2**20,
     }
-    write(folder / "prewarm-build.json", result)
+    write(folder, "prewarm-build.json", result)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ repeated-tunes.json. Scenarios for which there is no time are left out and count
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -39,6 +37,7 @@ from kernels import (
     matmul_kernel,
     narrow_configs,
 )
+from reports import describe_run, write_report
 
 TUNES = 5
 ROUNDS = 15
@@ -311,11 +310,7 @@ class Measurement:
         rows = [describe_scenario(scenario) for scenario in self.scenarios if scenario.race]
         noise = [row["same config differs by"] for row in rows]
         return {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+            **describe_run(),
             "cpus": os.cpu_count(),
             "busy processes": self.options.busy,
             "threshold": THRESHOLD,
@@ -335,9 +330,7 @@ class Measurement:
     def write(self) -> None:
         """Write the report, if a folder was named."""
         if self.options.out:
-            self.options.out.mkdir(parents=True, exist_ok=True)
-            path = self.options.out / "repeated-tunes.json"
-            path.write_text(json.dumps(self.report(), indent=1) + "\n")
+            write_report(self.options.out, "repeated-tunes.json", self.report())
 
 
 def tune_often(scenario: TunedScenario, condition: str) -> None:

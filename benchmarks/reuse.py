@@ -7,7 +7,6 @@ The outputs must be those of `triton.autotune`, whose winners are timed side by 
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import subprocess
@@ -27,10 +26,10 @@ from kernels import (
     matmul_configs,
     matmul_kernel,
 )
+from reports import RESULTS, describe_run, write_report
 
 from dejavu_cache import cached_autotune
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = ((4096, 4096, 4096), (512, 4096, 1024))
 
 
@@ -147,9 +146,7 @@ def main(results_folder: Path) -> None:
             torch.equal(left, right) for left, right in zip(outputs[1], outputs[2], strict=True)
         )
         results = {
-            "date": datetime.date.today().isoformat(),
-            "gpu": torch.cuda.get_device_name(),
-            "versions": {"triton": triton.__version__, "torch": torch.__version__},
+            **describe_run(),
             "triton.autotune, s": theirs["seconds"],
             "triton.autotune in a second process, s": later["seconds"],
             "first process, s": first["seconds"],
@@ -169,8 +166,7 @@ def main(results_folder: Path) -> None:
             "triton.autotune's winners": theirs["winners"],
         }
     print(json.dumps(results, indent=2))
-    results_folder.mkdir(exist_ok=True)
-    (results_folder / "reuse.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_report(results_folder, "reuse.json", results)
 
 
 if __name__ == "__main__":

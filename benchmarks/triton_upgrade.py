@@ -53,7 +53,7 @@ def summarize(upgrades: Sequence[Upgrade]) -> dict[str, Any]:
     shares = [step / 100 for step in range(1, 101)]
 
     def found(share: float) -> float:
-        return statistics.fmean(t.after(round(share * t.configs)) <= LOST for t in lost)
+        return statistics.fmean(t.at(share) <= LOST for t in lost)
 
     return {
         "share of the configs that finds 95%": next((s for s in shares if found(s) >= FOUND), 1.0),

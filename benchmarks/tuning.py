@@ -10,7 +10,6 @@ search, taking turns in one process.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import shutil
@@ -25,9 +24,9 @@ from typing import Any
 import torch
 import triton
 from kernels import matmul, matmul_configs, matmul_kernel
+from reports import RESULTS, describe_run, write_report
 from triton.testing import do_bench
 
-RESULTS = Path(__file__).parent / "results"
 SIZE = (4096, 4096, 4096)
 KNOWN = [(m, n, k) for m in (1024, 8192) for n in (2048, 8192) for k in (1024, 8192)]
 RUNS = {"ours": 5, "known": 5, "theirs": 1}
@@ -159,11 +158,8 @@ def main(folder: Path) -> None:
         for side, side_runs in runs.items()
     }
     report = {
-        "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(),
+        **describe_run(),
         "cpus": len(os.sched_getaffinity(0)),
-        "triton": triton.__version__,
-        "torch": torch.__version__,
         "size": SIZE,
         "configs": len(matmul_configs()),
         "seconds": seconds,
@@ -175,7 +171,7 @@ def main(folder: Path) -> None:
         "runs": runs,
         "race ms": times,
     }
-    (folder / "tuning.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(folder, "tuning.json", report)
     worst = report["worst winner over best"]
     print(f"\n{'':8}{'cold tune, s':>14}{'worst winner / best':>22}{'benchmarked':>14}")
     for side, side_runs in runs.items():

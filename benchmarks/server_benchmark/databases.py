@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from dejavu_service.services import tokens
@@ -32,19 +33,19 @@ def database_makers(kinds: list[str], folder: Path) -> Iterator[dict[str, Databa
         tempfile.mkdtemp(prefix="dv-", dir="/tmp"), cleanup_mode="delete"
     )
 
-    def make(name: str) -> str:
-        engine = create_engine(
-            make_url(server.get_uri()).set(drivername="postgresql+psycopg"),
-            isolation_level="AUTOCOMMIT",
-        )
-        with engine.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
-        engine.dispose()
-        return make_url(server.get_uri()).set(database=name).render_as_string(hide_password=False)
-
-    makers["postgres"] = make
+    makers["postgres"] = partial(create_database, server.get_uri())
     yield makers
     server.cleanup()
+
+
+def create_database(server: str, name: str) -> str:
+    """Create an empty database in a Postgres of some URI, and return its URL."""
+    uri = make_url(server)
+    engine = create_engine(uri.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return uri.set(database=name).render_as_string(hide_password=False)
 
 
 def prepare(url: str) -> tuple[Database, str]:

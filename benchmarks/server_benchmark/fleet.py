@@ -28,7 +28,7 @@ from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 
 from .api import post_records, records_path
 from .databases import prepare
-from .made_up_records import make_context, make_record
+from .made_up_records import make_context, make_record, record_row
 from .processes import peak_mb, run_server
 
 KERNELS = 20
@@ -211,17 +211,7 @@ def _fill(database: Database, context: Context, scenarios: int, configs: int) ->
             rows = []
             for m in range(start, min(start + 100, scenarios)):
                 scenario: Scenario = _of_scenario(m).scenario
-                rows.append(
-                    {
-                        "context_id": identity,
-                        "scenario": scenario.digest,
-                        "scenario_text": scenario.text,
-                        "text": text.replace(own, scenario.text),
-                        "pinned": False,
-                        "promoted": False,
-                        "changed_at": 0.0,
-                    }
-                )
+                rows.append(record_row(identity, scenario, text.replace(own, scenario.text)))
             connection.execute(insert(records), rows)
         connection.execute(contexts.update().values(records=scenarios))
         first = _of_scenario(0).scenario.digest

@@ -32,13 +32,18 @@ CONTEXTS_PER_TRANSACTION = 1000
 _START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def make_context(kernel: str) -> Context:
-    """Return a context of a kernel on an H200."""
-    device = Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140)
+def make_context(
+    kernel: str,
+    keys: tuple[str, ...] = ("M", "N", "K"),
+    device: str = "NVIDIA H200",
+    triton: str = "3.6.0",
+) -> Context:
+    """Return a context of a kernel with key arguments, on a GPU."""
+    gpu = Device(name=device, arch="sm_90", units=132, memory_gib=140)
     return Context(
         kernel=Kernel(name=kernel, source="0123456789abcdef"),
-        environment=Environment(device=device, triton="3.6.0", codegen="ptxas 12.8"),
-        problem=Problem(keys=("M", "N", "K"), method="events-cold"),
+        environment=Environment(device=gpu, triton=triton, codegen="ptxas 12.8"),
+        problem=Problem(keys=keys, method="events-cold"),
     )
 
 
@@ -96,20 +101,12 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
     part_rows: list[dict[str, Any]] = []
     for m in range(RECORDS_PER_CONTEXT):
         scenario = Scenario(args={"M": m, "N": 4096}, dtypes={"a_ptr": "float16"})
-        key = {"context_id": context_id, "scenario": scenario.digest}
-        record_rows.append(
-            {
-                **key,
-                "scenario_text": scenario.text,
-                "text": canonical_json(sample.model_copy(update={"scenario": scenario})),
-                "pinned": False,
-                "promoted": False,
-                "changed_at": 0.0,
-            }
-        )
+        text = canonical_json(sample.model_copy(update={"scenario": scenario}))
+        record_rows.append(record_row(context_id, scenario, text))
         part_rows.append(
             {
-                **key,
+                "context_id": context_id,
+                "scenario": scenario.digest,
                 "kind": "measurement",
                 "config": "0" * 24,
                 "digest": "0" * 64,
@@ -122,6 +119,19 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
         )
     connection.execute(insert(records), record_rows)
     connection.execute(insert(parts), part_rows)
+
+
+def record_row(context_id: int, scenario: Scenario, text: str) -> dict[str, Any]:
+    """Return the row of a record that is given as JSON."""
+    return {
+        "context_id": context_id,
+        "scenario": scenario.digest,
+        "scenario_text": scenario.text,
+        "text": text,
+        "pinned": False,
+        "promoted": False,
+        "changed_at": 0.0,
+    }
 
 
 def _copy_rows(connection: Connection, model: int, ids: list[int]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import httpx
 
@@ -37,34 +37,36 @@ class Server(NamedTuple):
 @contextmanager
 def run_server(url: str, **environ: str) -> Iterator[Server]:
     """Run the cache server on a database; yield its port and process."""
-    port = _free_port()
-    settings = {
-        "DEJAVU_SERVER_DATABASE": url,
-        "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
-    }
-    arguments = ["-m", "dejavu_service", "serve", "--port", str(port)]
-    with _run_python(arguments, port, "/readyz", settings | environ) as process:
-        yield Server(port, process)
+    port = free_port()
+    with _answering(start_server(url, port, **environ), port, "/readyz") as server:
+        yield server
+
+
+def start_server(
+    url: str, port: int, log: IO[bytes] | int = subprocess.DEVNULL, **environ: str
+) -> subprocess.Popen[bytes]:
+    """Start the cache server on a database, without waiting for it."""
+    settings = {"DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_WITHOUT_TOKENS": "true"}
+    command = [sys.executable, "-m", "dejavu_service", "serve", "--port", str(port)]
+    return subprocess.Popen(command, env={**os.environ, **settings, **environ}, stderr=log)
 
 
 @contextmanager
 def run_bare(body: Path) -> Iterator[Server]:
     """Run a Starlette endpoint `/bare` that sends a file's bytes; yield its port and process."""
-    port = _free_port()
-    with _run_python(["-c", BARE, str(port), str(body)], port, "/bare", {}) as process:
-        yield Server(port, process)
+    port = free_port()
+    command = [sys.executable, "-c", BARE, str(port), str(body)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with _answering(process, port, "/bare") as server:
+        yield server
 
 
 @contextmanager
-def _run_python(
-    arguments: list[str], port: int, path: str, environ: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, *arguments], env={**os.environ, **environ}, stderr=subprocess.DEVNULL
-    )
+def _answering(process: subprocess.Popen[bytes], port: int, path: str) -> Iterator[Server]:
+    """Wait until a server answers, and stop it at the end."""
     try:
         _wait_for(f"http://127.0.0.1:{port}{path}")
-        yield process
+        yield Server(port, process)
     finally:
         process.terminate()
         process.wait()
@@ -81,7 +83,8 @@ def _wait_for(url: str, seconds: float = 60) -> None:
     raise TimeoutError(f"{url} did not answer within {seconds:g} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

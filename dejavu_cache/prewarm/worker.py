@@ -20,7 +20,6 @@ from ..triton_internals.hooks import (
     build_host_modules_with,
     hash_callees_first,
     host_module_builders,
-    relocatable_cache,
     set_target,
 )
 from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
@@ -50,7 +49,7 @@ class CompileWorker:
     def _build_in(self, folder: Path) -> None:
         """Have Triton build what another machine can run, in a folder."""
         (folder / BINARIES).mkdir(parents=True, exist_ok=True)
-        build_binaries_in(str(folder / BINARIES), relocatable_cache())
+        build_binaries_in(str(folder / BINARIES))
         self._tools = folder / "tools"
         _make_tools(self._tools)
         os.environ["CC"] = str(self._tools / "cc")

@@ -147,7 +147,7 @@ def _say_first_tunes(process: int) -> None:
                 sys.stderr.write(
                     f"dejavu-cache: {counted(tuned.scenarios, 'scenario')} tuned in "
                     f"{tuned.seconds:.1f} s and kept for later processes; to see them: "
-                    f"dejavu-cache ls --store {folder.root}\n"
+                    f"dejavu-cache ls --store {folder.url}\n"
                 )
 
 

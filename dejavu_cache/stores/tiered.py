@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import SettingsError, StoreError, did_you_mean
 from ..model.merge import merge_into, merge_records, without_parts
@@ -406,7 +406,7 @@ def _path_of(url: str) -> tuple[Path, bool]:
         SettingsError: the URL names a host, something beside a path, or other options.
     """
     parts = urlsplit(url)
-    path = unquote(parts.path, errors="surrogateescape")
+    path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))
     if (
         not path
         or "\0" in path

@@ -156,17 +156,17 @@ def set_interpreter_memory(memory: Any) -> None:
     interpreter._interpreter = memory
 
 
-def build_binaries_in(folder: str, manager: Any) -> None:
+def build_binaries_in(folder: str) -> None:
     """Have Triton keep binaries alone, without its intermediate representations, in a folder.
 
-    The manager is the class of the cache managers that write it.
+    No file in it has an absolute path.
     """
     from triton import knobs
 
     knobs.compilation.store_binary_only = True
     knobs.compilation.always_compile = False
     knobs.cache.dir = folder
-    knobs.cache.manager_class = manager
+    knobs.cache.manager_class = relocatable_cache()
 
 
 def build_host_modules_with(libcuda_folder: str) -> None:

@@ -58,7 +58,7 @@ _TRANSFERS = 16
 _SHARE = 0.9
 """Share of the requests in progress that one caller may have; the rest is for the others."""
 _LOOK_UPS = 8
-"""Tokens that are looked up at a time, of which two for one address: somebody may be guessing."""
+"""Tokens that are looked up at a time, of which two for one caller: somebody may be guessing."""
 _SECONDS = 50.0
 """Seconds from a request's head to its answer, and between two of its pieces; clients wait 60."""
 _LONG_SECONDS = 3600.0
@@ -343,18 +343,18 @@ class PrincipalCache:
         principal, until = self._entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
 
-    async def find(self, presented: str | None, address: str = "") -> Principal | None:
-        """Return the principal of a token that came from an address; None if it is no good.
+    async def find(self, presented: str | None, caller: str) -> Principal | None:
+        """Return the principal of a token that a caller presents; None if it is no good.
 
-        Those who present the same token, or none, share one look-up, and its turn.
+        Those who present the same token, or none, share one look-up, and its caller's turn.
         """
         return self.recall(presented) or await self._looking_up.get(
-            presented, lambda: self._look_up(presented, address)
+            presented, lambda: self._look_up(presented, caller)
         )
 
-    async def _look_up(self, presented: str | None, address: str) -> Principal | None:
+    async def _look_up(self, presented: str | None, caller: str) -> Principal | None:
         started = time.monotonic()
-        async with self._turns.turn(address):
+        async with self._turns.turn(caller):
             principal = await run_in_threadpool(tokens.verify, self._database, presented)
         if principal is not None:
             self._entries[presented] = principal, started + TOKEN_SECONDS

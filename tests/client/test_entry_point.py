@@ -196,8 +196,8 @@ NAME = "pkg.kernels.möbius☃"
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """Make a store with a kernel whose name is not ASCII."""
-    FileStore(tmp_path / "store").put(context(kernel=NAME), [record(32)])
-    return tmp_path / "store"
+    FileStore(tmp_path / "störe").put(context(kernel=NAME), [record(32)])
+    return tmp_path / "störe"
 
 
 @pytest.mark.parametrize("command", ["ls", "ls --json", "export", "explain *bius*"])
@@ -211,10 +211,10 @@ def test_a_terminal_that_lacks_a_character_gets_the_rest(command: str, store: Pa
 
 
 def test_an_export_is_read_again_whatever_the_locale_is(store: Path, tmp_path: Path) -> None:
-    command = f"export --store {store} | {words()} import - --store {tmp_path / 'copy'}"
+    command = f"export --store {store} | {words()} import - --store {tmp_path / 'cöpy'}"
     seen = shell(command, LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
     assert (seen.returncode, seen.stderr) == (0, "")
-    assert [context.kernel.name for context in FileStore(tmp_path / "copy").contexts()] == [NAME]
+    assert [context.kernel.name for context in FileStore(tmp_path / "cöpy").contexts()] == [NAME]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import itertools
 import math
 from datetime import timedelta
+from functools import partial, reduce
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -56,12 +58,7 @@ def test_values_of_two_types_are_two_scenarios(left: object, right: object) -> N
 
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.randoms())
 def test_merging_in_any_order_loses_no_config(records: list[Record], random: object) -> None:
-    def merge_all(records: list[Record]) -> Record:
-        result = records[0]
-        for other in records[1:]:
-            result = merge_records(result, other)
-        return result
-
+    merge_all = partial(reduce, merge_records)
     shuffled = list(records)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert merge_all(records) == merge_all(shuffled)
@@ -107,6 +104,13 @@ def test_a_moment_without_its_offset_is_refused(at: object) -> None:
         Pin.model_validate({"at": at})
 
 
+@pytest.mark.parametrize("year", [1970, 2200])
+def test_a_clock_that_is_wrong_gives_a_moment(year: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=lambda _: MOMENT.replace(year=year))
+    monkeypatch.setattr("dejavu_cache.model.scenario.datetime", clock)
+    assert Pin(at=now()).at == MOMENT.replace(year=2000)
+
+
 def test_numbers_are_not_read_out_of_texts() -> None:
     device = {"name": "NVIDIA H200", "arch": "sm_90", "units": 132, "memory_gib": 140}
     for field in ("units", "memory_gib"):
@@ -122,13 +126,8 @@ def test_one_config_is_measured_once_in_a_record() -> None:
 
 def test_a_context_knows_its_parts() -> None:
     """Every part of the identity changes the digest."""
-    changed = [
-        {"kernel": "a.b"},
-        {"source": "1" * 32},
-        {"device": "NVIDIA H100"},
-        {"triton": "3.7.0"},
-    ]
-    digests = {context(**change).digest for change in [{}, *changed]}
+    changed = {"kernel": "a.b", "source": "1" * 32, "device": "NVIDIA H100", "triton": "3.7.0"}
+    digests = {context(**dict([change])).digest for change in changed.items()} | {context().digest}
     assert len(digests) == 5
 
 

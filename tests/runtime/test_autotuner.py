@@ -1,6 +1,6 @@
 """`cached_autotune` acts as `triton.autotune`, and benchmarks each config of a scenario once."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +111,8 @@ def test_warmup_is_upstreams() -> None:
 def test_threads_tune_a_scenario_once() -> None:
     bench = Bench()
     kernel = make(bench)
-    threads = [threading.Thread(target=launch, args=(kernel, 100)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(launch, [kernel] * 8, [100] * 8))
     assert bench.calls == 3
 
 

@@ -136,10 +136,10 @@ def test_the_first_process_that_tunes_a_folder_says_what_it_kept(tmp_path: Path)
         for size in json.loads(sys.argv[1]):
             launch(kernel, size)
     """
-    env = {"DEJAVU_CACHE_URL": str(tmp_path), "TRITON_INTERPRET": "1"}
+    env = {"DEJAVU_CACHE_URL": (tmp_path / "a, b").as_uri(), "TRITON_INTERPRET": "1"}
     first, later = (fork_python(code, sizes, **env).stderr for sizes in ("[128, 300]", "[500]"))
     assert first.startswith("dejavu-cache: 2 scenarios tuned in ")
-    assert first.endswith(f"to see them: dejavu-cache ls --store {tmp_path}\n")
+    assert first.endswith(f"to see them: dejavu-cache ls --store {env['DEJAVU_CACHE_URL']}\n")
     assert later == ""
 
 

@@ -56,9 +56,8 @@ def _make_cluster(cluster: Path) -> None:
     shutil.rmtree(server.pgdata)
 
 
-@contextmanager
-def _postgres(factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = _start_postgres(make_once(factory, "postgres", _make_cluster))
+def _postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    server = _start_postgres(make_once(tmp_path_factory, "postgres", _make_cluster))
     yield server
     os.kill(server.get_pid(), signal.SIGQUIT)  # at once: an orderly stop writes every database out
     server.get_postmaster_info().process.wait(240)
@@ -66,11 +65,11 @@ def _postgres(factory: pytest.TempPathFactory) -> Iterator[Any]:
     shutil.rmtree(server.pgdata, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Yield a Postgres server on a socket of its own."""
-    with _postgres(tmp_path_factory) as server:
-        yield server
+postgres = pytest.fixture(_postgres, scope="session")
+"""A Postgres server on a socket of its own."""
+
+own_postgres = pytest.fixture(_postgres, scope="module")
+"""Another one, with a database `migrated`, that a module may do anything to."""
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +77,6 @@ def issuer() -> Iterator[Any]:
     """Yield an issuer of identity tokens with one key."""
     with running_issuer() as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Another one, with a database `migrated`, that a module may do anything to."""
-    with _postgres(tmp_path_factory) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -134,20 +126,18 @@ def sqlite_url(migrated_database: MigratedDatabase) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, migrated_database: MigratedDatabase) -> Iterator[str]:
-    """Yield the URL of a migrated database."""
-    with migrated_database(request.param) as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def shared_url(
+def _migrated_url(
     request: pytest.FixtureRequest, migrated_database: MigratedDatabase
 ) -> Iterator[str]:
-    """Yield a migrated database shared by tests that leave nothing another test can see."""
     with migrated_database(request.param) as made:
         yield made
+
+
+url = pytest.fixture(_migrated_url, params=["sqlite", "postgres"])
+"""The URL of a migrated database."""
+
+shared_url = pytest.fixture(_migrated_url, scope="module", params=["sqlite", "postgres"])
+"""One that is shared by tests that leave nothing another test can see."""
 
 
 @pytest.fixture(scope="module")

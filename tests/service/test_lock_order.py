@@ -24,10 +24,7 @@ EARLIER, LATER = sorted(
 )
 """Two contexts by the order of locks, against that of their rows and ids."""
 
-
-@pytest.fixture
-def url(postgres_url: str) -> str:
-    return postgres_url
+url = pytest.fixture(lambda postgres_url: postgres_url)
 
 
 @pytest.fixture

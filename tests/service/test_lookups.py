@@ -15,11 +15,7 @@ from support.service import context
 
 pytestmark = pytest.mark.anyio
 KEY = ("main", context().digest)
-
-
-@pytest.fixture
-def url(postgres_url: str) -> str:
-    return postgres_url
+url = pytest.fixture(lambda postgres_url: postgres_url)
 
 
 @pytest.fixture

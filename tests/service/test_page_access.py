@@ -1,19 +1,20 @@
 """Who sees the pages: a browser's login, roles, and errors as pages."""
 
+import asyncio
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.services import tokens
+from fastapi import FastAPI
 from support.service import body, record, record_set
 
 MakeToken = Callable[..., dict[str, str]]
 HTML = {"Accept": "text/html"}
-
-
-@pytest.fixture
-def url(postgres_url: str) -> str:
-    """Return one database for all: the walk in a browser does the same on the other."""
-    return postgres_url
+# The walk in a browser does the same on the other database.
+url = pytest.fixture(lambda postgres_url: postgres_url)
 
 
 def secret_of(headers: dict[str, str]) -> str:
@@ -82,3 +83,28 @@ def test_errors_are_pages_for_browsers_alone(client: httpx.Client, token: MakeTo
     assert plain.headers["content-type"] == "application/problem+json"
     answer = client.get("/pages/main", headers={"Accept": "*/*"})
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_guesses_at_the_login_hold_up_their_own_address_alone(
+    app: FastAPI, token: MakeToken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, secret, verify = threading.Event(), secret_of(token("read")), tokens.verify
+
+    def hold_guesses(database: Any, presented: str) -> Any:
+        return verify(database, presented) if presented == secret else end.wait(60) and None
+
+    async def try_token(address: str, presented: str) -> int:
+        transport = httpx.ASGITransport(app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as browser:
+            return (await browser.post("/login", data={"token": presented})).status_code
+
+    async def log_in_beside_guesses() -> list[int]:
+        async with app.router.lifespan_context(app):
+            guesses = [asyncio.create_task(try_token("10.0.0.1", f"x{n}")) for n in range(3)]
+            await asyncio.sleep(0.2)
+            status = await try_token("10.0.0.2", secret)
+            end.set()
+            return [status, *await asyncio.gather(*guesses)]
+
+    monkeypatch.setattr(tokens, "verify", hold_guesses)
+    assert asyncio.run(log_in_beside_guesses()) == [303, 401, 401, 401]

@@ -74,12 +74,6 @@ def _explain_no_kernel(names: list[str], pattern: str, url: str) -> str:
     return f"{url} has no kernel {pattern!r}; {remedy}"
 
 
-def kernels_of(store: Store, pattern: str) -> list[str]:
-    """Return the kernels of a store that a pattern names, or raise `NothingFoundError`."""
-    names = (context.kernel.name for context in store.contexts())
-    return matching_kernels(names, pattern, store.url)
-
-
 def contexts_of(store: Store, pattern: str, device: str = "", triton: str = "") -> list[Context]:
     """Return the contexts that pass filters of the kernels that a pattern names.
 

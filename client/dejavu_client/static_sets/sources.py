@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import httpx
 
@@ -158,7 +158,7 @@ class Files(Source):
         """Return a file and its entity tag, or None if it still has the one that is given."""
         url = f"{self.url}/{name}"
         if url.startswith("file:"):
-            return _read_local(Path(unquote(urlsplit(url).path)), largest)
+            return _read_local(Path(os.fsdecode(unquote_to_bytes(urlsplit(url).path))), largest)
         answer = ask("GET", url, largest, {"If-None-Match": etag} if etag else {})
         if answer.status == 304 and etag:
             return None

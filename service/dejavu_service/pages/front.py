@@ -45,7 +45,7 @@ async def log_in(request: Request, call: CurrentCall) -> Response:
     body = b"".join([chunk async for chunk in body_chunks(request, _MOST_BYTES)])
     fields = dict(parse_qsl(body.decode(errors="replace")))
     token, where = fields.get("token", "").strip(), fields.get("next", "")
-    if await call.server.principals.find(token) is None:
+    if await call.server.principals.find(token, getattr(request.client, "host", "")) is None:
         wrong = "the token is wrong, expired or revoked: ask an admin for a new one"
         return respond("login.html", 401, where=where, wrong=wrong)
     response = RedirectResponse(where if _OWN_PAGE.fullmatch(where) else "/", 303)

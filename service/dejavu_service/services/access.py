@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from dejavu_cache.settings import NAMESPACE as NAMESPACE
 
 from ..errors import AccessDeniedError
 
 Role = Literal["read", "write", "admin"]
-ROLES: tuple[Role, ...] = ("read", "write", "admin")
+ROLES: tuple[Role, ...] = get_args(Role)
 """In ascending order: each role includes those before it."""
 
-NAMESPACE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Pattern of a namespace's name."""
 EVERYWHERE = "*"
 """Stands for all namespaces in a token."""
 NAMESPACE_PATTERN = r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}\*)$"

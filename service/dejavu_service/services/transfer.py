@@ -105,9 +105,9 @@ class _Export(StreamingResponse):
         Raises:
             AccessDeniedError: The token has expired or was revoked.
         """
-        credential, principals = self._call.credential, self._call.server.principals
+        principal, server, _, credential = self._call
         async for line in iterate_in_threadpool(lines):
-            if credential and await principals.find(credential) is None:
+            if credential and await server.principals.find(credential, principal.name) is None:
                 raise errors.AccessDeniedError(
                     "the token has expired or was revoked during the export"
                 )

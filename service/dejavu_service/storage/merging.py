@@ -24,7 +24,7 @@ from dejavu_cache.model.record import (
     Record,
     Winner,
 )
-from dejavu_cache.model.scenario import Scenario, canonical_json, is_from_future, moment_after
+from dejavu_cache.model.scenario import CLOCK_TOLERANCE, Scenario, canonical_json, moment_after
 from dejavu_cache.model.selection import is_credible
 
 from ..errors import TooLargeError
@@ -329,7 +329,7 @@ def _admit(record: StoredRecord, part: Part, present: datetime, restore: bool) -
     is_taken = stored is not None and stored.hidden_by is not None
     if record.deleted_at is not None:
         is_taken |= model.at.timestamp() <= record.deleted_at
-    if (is_taken and not restore) or is_from_future(model.at, present):
+    if (is_taken and not restore) or model.at - present > CLOCK_TOLERANCE:
         return False
     if part.kind == "measurement":
         if model.failure is None and not is_credible(model):

@@ -61,9 +61,6 @@ def run(
     It is cached in all Python processes that the program starts, too. The command takes this
     process's place. Python's -E, -I and -S switch it off, since they ignore PYTHONPATH.
     """
-    words = command[1:] if command[:1] == ["--"] else command
-    if not words:
-        raise SettingsError("no command is named: dejavu-cache run -- python train.py")
     options = {
         "URL": make_absolute(store) if store else "",  # the command may change folders
         "MODE": mode,
@@ -77,18 +74,18 @@ def run(
     )
     if policy and not Path(policy).is_file():
         raise SettingsError(f"--policy {policy}: there is no such file")
-    executable = shutil.which(words[0])
+    executable = shutil.which(command[0])
     if executable is None:
-        if Path(words[0]).is_file():
-            raise SettingsError(f"{words[0]} is not executable: name its interpreter before it")
-        raise SettingsError(f"{words[0]} is no command that can be found")
+        if Path(command[0]).is_file():
+            raise SettingsError(f"{command[0]} is not executable: name its interpreter before it")
+        raise SettingsError(f"{command[0]} is no command that can be found")
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a shell does not
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(executable, words, environment)
+        os.execvpe(executable, command, environment)
     except OSError as error:
-        raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
+        raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
 @app.command(context_settings=WHOLE_COMMAND)
@@ -108,9 +105,6 @@ def verify(
     """
     from dejavu_cache.runtime.run_files import read_events
 
-    command = command[1:] if command[:1] == ["--"] else command
-    if not command:
-        raise SettingsError("verify: name the program after --")
     with tempfile.TemporaryDirectory(prefix="dejavu-cache-report-") as folder:
         # The program may change to another user, who must be able to write here too.
         Path(folder).chmod(0o1777)

@@ -14,7 +14,7 @@ from ..chosen_store import open_server
 from ..errors import NothingFoundError
 from ..options import JsonOption, KernelOption, ServerOption, SinceOption, UntilOption
 from ..output import say, show_json, show_table
-from ..queries import kernel_matches, kernels_of
+from ..queries import contexts_of, kernel_matches
 
 quarantine_app = typer.Typer(
     no_args_is_help=True, help="What one token or host wrote to a server: list it, take it back."
@@ -77,7 +77,8 @@ def promote(
     Winners go along, and who measured what.
     """
     remote = open_server(store)
-    kernels = kernels_of(remote, kernel)  # an error if there is none
+    # An error if there is none.
+    kernels = sorted({context.kernel.name for context in contexts_of(remote, kernel)})
     source = remote.client.namespace
     for name in kernels if kernel else [None]:
         count = remote.client.promote(to, name, writer or ())
