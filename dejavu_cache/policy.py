@@ -27,6 +27,7 @@ from .model.buckets import Bucket, parse_bucket
 from .model.scenario import FrozenModel
 from .settings import Mode, policy_file
 from .system.notices import warn_once
+from .system.safe_files import read_file
 
 
 class Rule(FrozenModel):
@@ -81,11 +82,11 @@ class Policy(NamedTuple):
         else:
             import tomli as tomllib
         try:
-            file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+            file = _File.model_validate(tomllib.loads(read_file(path.resolve()).decode()))
         except ValidationError as error:
             mistakes = describe_problems(error.errors())
             return cls(problems=[f"{path}: {mistakes}: give [[kernel]] tables; no policy applies"])
-        except (OSError, ValueError) as error:  # it is no text, or no TOML
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle, no text, no TOML
             reason = getattr(error, "strerror", None) or error
             return cls(problems=[f"{path}: {reason}; no policy applies"])
         rules, problems = [], []

@@ -92,3 +92,6 @@ def test_a_file_is_read_again_when_it_is_replaced_or_written_in_place(tmp_path: 
         assert source.headers() == {"Authorization": "Bearer other"}
     file.write_text("third\n")
     assert source.headers() == {"Authorization": "Bearer third"}
+    file.unlink()
+    os.mkfifo(file)  # to which nobody writes
+    assert source.headers() == {"Authorization": "Bearer third"}

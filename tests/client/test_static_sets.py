@@ -169,9 +169,12 @@ def test_a_new_key_takes_the_place_of_an_old_one(publisher: Publisher) -> None:
         publish([], publisher.folder, new)
     with pytest.raises(SettingsError, match="one outside"):
         publish([], publisher.root, new)
-    new.with_name("unknown.pem").write_text(UNKNOWN)
-    with pytest.raises(SettingsError, match="no Ed25519 key"):
-        publish([], publisher.folder, new.with_name("unknown.pem"))
+    unknown = new.with_name("unknown.pem")
+    unknown.write_text(UNKNOWN)
+    for size in (len(UNKNOWN), 1 << 40):
+        os.truncate(unknown, size)
+        with pytest.raises(SettingsError, match="no Ed25519 key"):
+            publish([], publisher.folder, unknown)
     publisher.index.unlink()
     key, source = publish([], publisher.folder, new), Files(publisher.folder.as_uri(), 2)
     assert not read_all(StaticStore(source, key, folder=publisher.root / "new"))

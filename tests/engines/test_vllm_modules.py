@@ -291,8 +291,8 @@ INHERITED = {
     # made of what the backend says
     *("full_cls_name", "get_preferred_block_size", "get_kv_cache_block_dim", "supports_block_size"),
     *("indexes_kv_by_block_stride", "supports_attn_type", "supports_dtype", "supports_dcp"),
-    *("supports_kv_cache_dtype", "supports_pcp", "validate_configuration"),
-    *("get_required_kv_cache_layout", "get_supported_head_sizes", "customize_spec"),
+    *("supports_kv_cache_dtype", "supports_pcp", "validate_configuration", "customize_spec"),
+    *("get_required_kv_cache_layout", "supported_kv_cache_layouts", "get_supported_head_sizes"),
     "supports_device_cpu_query_lens_mismatch",  # lengths are read on the device
     # fused operations that a layer leaves to vLLM
     *("fused_output_quant_supported", "fused_rope_kvcache_supported", "set_interleaved_v_cache"),

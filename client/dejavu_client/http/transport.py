@@ -32,6 +32,7 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.system import background_threads
 from dejavu_cache.system.fork_lock import ForkLock
 from dejavu_cache.system.notices import size_text, warn_once
+from dejavu_cache.system.safe_files import read_file
 
 from .errors import NonsenseError, SilenceError, UnreachableError
 
@@ -139,9 +140,8 @@ class Transport(background_threads.Finisher):
         except SilenceError as error:
             raise SilenceError(f"{server} {error}{_hint(error, repeatable)}") from None
         except (httpx.HTTPError, UnicodeError) as error:  # a host may have no name that IDNA allows
-            reason = str(error) or type(error).__name__
-            hint = _hint(error, repeatable)
-            raise UnreachableError(f"{server} does not answer: {reason}{hint}") from error
+            reason = (str(error) or type(error).__name__) + _hint(error, repeatable)
+            raise UnreachableError(f"{server} does not answer: {reason}") from error
 
     def wait_for(
         self, exchange: Callable[[Waiting], ServerAnswer], silence: float, progress: Waiting
@@ -327,7 +327,7 @@ class TokenSource:
         """Return the headers that carry the token; none without one."""
         if self._file is not None:
             try:
-                text = self._file.read_text(encoding="utf-8", errors="replace")
+                text = read_file(Path(os.path.realpath(self._file))).decode(errors="replace")
                 # Who writes a file in place empties it first: the new token is on its way.
                 if text.strip():
                     self._headers = _token_headers(text, str(self._file))

@@ -136,7 +136,8 @@ def read_private_key(path: Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
+        with path.open("rb") as file:  # which may be a pipe, or a device that never ends
+            key = load_pem_private_key(file.read(64 * 2**10), None)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}; --new-key makes one") from None
     except (TypeError, ValueError, UnsupportedAlgorithm):  # of one with a passphrase, too
