@@ -72,11 +72,13 @@ own_postgres = pytest.fixture(_postgres, scope="module")
 """Another one, with a database `migrated`, that a module may do anything to."""
 
 
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Any]:
-    """Yield an issuer of identity tokens with one key."""
+def _issuer() -> Iterator[Any]:
     with running_issuer() as opened:
         yield opened
+
+
+issuer, stranger = pytest.fixture(_issuer, scope="module"), pytest.fixture(_issuer)
+"""An issuer of identity tokens with one key; and one that no server trusts."""
 
 
 @pytest.fixture(scope="session")
