@@ -17,21 +17,20 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from exhaustive import SPAWN, can_run
 from reports import describe_run
 
-from dejavu_cache.attention.search_space import KEYS, why_not
+from dejavu_cache.attention.search_space import KEYS
 from dejavu_cache.attention.sweep_suite import LAUNCHES, Lengths, Model, batch_of
 from dejavu_cache.triton_internals.identity import jit_function
 
 SEED, SCENARIOS, WORKERS = 20261126, 20, 16
-SPAWN = get_context("spawn")
 MODELS = {
     "llama3-8b": Model(32, 8, 128),
     "gemma-2b": Model(8, 1, 256),
@@ -207,17 +206,12 @@ class Launch:
         arguments = self.call.arguments
         self.features = {key: int(arguments[key]) for key in KEYS if key != "SOFTCAP"}
         self.features |= {"tokens": sum(new), "keys": sum(new) + sum(past)}
-        rows = arguments.get("MOST_ROWS", math.inf)
-        space = [
-            (one, {**one.kwargs, "num_warps": one.num_warps, "num_stages": one.num_stages})
-            for one in self.call.kernel.configs
-        ]
+        space = list(self.call.kernel.configs)
         random.Random(7).shuffle(space)
         self.configs = [
-            config
-            for one, config in space[:260]
-            if config["BLOCK_M"] <= rows
-            and why_not(one, arguments["HEAD_PADDED"], arguments["GROUP"], 2, 90) is None
+            {**one.kwargs, "num_warps": one.num_warps, "num_stages": one.num_stages}
+            for one in space[:260]
+            if can_run(self.call, one)
         ]
 
     def of(self, config: dict[str, int]) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]]:

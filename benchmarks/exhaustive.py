@@ -51,20 +51,17 @@ def sample() -> list[tuple[str, Lengths]]:
     return random.Random(SEED).sample(cases, SAMPLE)
 
 
+def can_run(launch: KernelCall, config: triton.Config) -> bool:
+    """Return whether a launch of attention can run with a config."""
+    arguments = launch.arguments
+    sizes = arguments["HEAD_PADDED"], arguments["GROUP"], DTYPE.itemsize
+    is_small = config.kwargs["BLOCK_M"] <= arguments.get("MOST_ROWS", math.inf)
+    return is_small and why_not(config, *sizes, 90) is None
+
+
 def runnable_configs(launch: KernelCall) -> list[triton.Config]:
     """Return the kernel's configs that can run."""
-    arguments = launch.arguments
-    padded, group = arguments["HEAD_PADDED"], arguments["GROUP"]
-    configs = [
-        config
-        for config in launch.kernel.configs
-        if why_not(config, padded, group, DTYPE.itemsize, 90) is None
-    ]
-    return [
-        config
-        for config in configs
-        if config.kwargs["BLOCK_M"] <= arguments.get("MOST_ROWS", math.inf)
-    ]
+    return [config for config in launch.kernel.configs if can_run(launch, config)]
 
 
 def call(launch: KernelCall, config: triton.Config) -> Callable[[], Any]:

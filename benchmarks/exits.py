@@ -51,6 +51,9 @@ RECORDS = 5
 PAUSE = 0.3
 """Seconds that a process lives after it has put its records."""
 
+LIVE = {"good": ("write", None), "read-only": ("read", None), "expired": ("write", 0.01)}
+"""Roles of the tokens that a server which works is given, and their seconds, by name."""
+
 
 class Cell(NamedTuple):
     """A server and a token: the cell's name, the server's URL, and the token."""
@@ -139,17 +142,16 @@ def count_records(spool: Spool, expected: set[int]) -> dict[str, int]:
 
 
 @contextmanager
-def live_cell(role: str, days: float | None, folder: Path) -> Iterator[Cell]:
-    """Run a server, and make a token of a role that may have expired."""
+def live_cell(name: str, folder: Path) -> Iterator[Cell]:
+    """Run a server, and make one of the tokens of `LIVE`."""
     url = f"sqlite:///{folder / 'server.sqlite3'}"
     database = Database(url)
     schema.upgrade(database)
-    seconds = None if days is None else 0.01
+    role, seconds = LIVE[name]
     token = tokens.issue(database, ANYBODY, "a client", {"*": role}, seconds).token
     os.environ["READER_TOKEN"] = tokens.issue(database, ANYBODY, "the reader", {"*": "admin"}).token
     database.close()
     time.sleep(0.1)
-    name = "expired" if days is not None else {"write": "good", "read": "read-only"}[role]
     with running_server(url, folder / "log") as server:
         yield Cell(f"live, {name} token", server.base, token)
     del os.environ["READER_TOKEN"]
@@ -206,10 +208,10 @@ def main() -> int:
         with cells(base) as broken:
             for cell in broken:
                 run(cell, base / cell.name)
-        for role, days in (("write", None), ("read", None), ("write", 0.0)):
-            folder = base / f"{role}{days}"
+        for token in LIVE:
+            folder = base / token
             folder.mkdir()
-            with live_cell(role, days, folder) as cell:
+            with live_cell(token, folder) as cell:
                 run(cell, folder / "spool")
     versions = [
         subprocess.check_output([python, "-c", "import platform as p; print(p.python_version())"])

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import sys
 import time
@@ -24,11 +23,13 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from library_process import skip_init
 from reports import describe_run, write_report
 
 from dejavu_cache import CheckOptions, cached_autotune
@@ -118,14 +119,7 @@ class KnownKernel:
 def load_without_init(module: str, stubs: Mapping[str, Mapping[str, Any]]) -> Any:
     """Import a module without the `__init__` of its packages, and with stubs of other modules."""
     *packages, _ = module.split(".")
-    for depth in range(1, len(packages) + 1):
-        package = ".".join(packages[:depth])
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.submodule_search_locations is None:
-            raise ModuleNotFoundError(f"No module named {package}")
-        empty = types.ModuleType(package)
-        empty.__path__ = list(spec.submodule_search_locations)
-        sys.modules[package] = empty
+    skip_init(accumulate(packages, "{}.{}".format))
     for name, content in stubs.items():
         stub = types.ModuleType(name)
         stub.__dict__.update(content)

@@ -18,6 +18,7 @@ import time
 import traceback
 import types
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +47,7 @@ class PinnedConfigs(dict[Any, Any]):
 def import_library(library: Library) -> str | None:
     """Import a library's modules; return why that is not possible, or None."""
     try:
-        for package in library.without_init:
-            spec = importlib.util.find_spec(package)
-            module = types.ModuleType(package)
-            module.__path__ = list(getattr(spec, "submodule_search_locations", None) or [])
-            sys.modules[package] = module
+        skip_init(library.without_init)
         for name in library.modules:
             importlib.import_module(name)
     except BaseException as error:  # a library may end the process, too
@@ -58,6 +55,15 @@ def import_library(library: Library) -> str | None:
         message = (str(error).strip().splitlines() or [""])[0]
         return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"
     return None
+
+
+def skip_init(packages: Iterable[str]) -> None:
+    """Have packages imported without their `__init__`; each follows the one that it is in."""
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        module = types.ModuleType(package)
+        module.__path__ = list(getattr(spec, "submodule_search_locations", None) or [])
+        sys.modules[package] = module
 
 
 def find_autotuners() -> list[Any]:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
+from config_tables import ROUNDS, SCENARIOS, WORKERS, Launch, Timer, compile_share, draw
+from exhaustive import SPAWN
 from prediction import Tune, known_of, racing, read_config, read_tables, simulate, summary, times_of
 from prediction import tune as search
 from reports import describe_run, write_report
