@@ -92,12 +92,9 @@ class MemoryStore(Store):
         """Merge records into a context, all of them or none."""
         self._refuse_if_read_only()
         with self._lock:
-            self._replace(context, merge_into(self._records.get(context, {}), records))
-
-    def _replace(self, context: Context, records: dict[Scenario, Record]) -> None:
-        if records != self._records.get(context, {}):
-            self._records[context] = records
-            self._changes += 1
+            before = self._records.get(context, {})
+            self._records[context] = merge_into(before, records)
+            self._changes += self._records[context] != before
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records; a context without any is none."""
@@ -105,19 +102,22 @@ class MemoryStore(Store):
         with self._lock:
             before = self._records.get(context, {})
             gone = set(before) if scenarios is None else before.keys() & set(scenarios)
-            self._replace(context, {kept: before[kept] for kept in before.keys() - gone})
+            self._records[context] = {kept: before[kept] for kept in before.keys() - gone}
+            self._changes += bool(gone)
             return len(gone)
 
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records, and records of which nothing is left."""
         self._refuse_if_read_only()
         with self._lock:
-            records = dict(self._records.get(context, {}))
-            for scenario in records.keys() & parts.keys():
+            before = self._records.get(context, {})
+            records = dict(before)
+            for scenario in before.keys() & parts.keys():
                 remaining = without_parts(records.pop(scenario), parts[scenario])
                 if remaining is not None:
                     records[scenario] = remaining
-            self._replace(context, records)
+            self._records[context] = records
+            self._changes += records != before
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
