@@ -189,7 +189,8 @@ class Tune:
                 return self._without_comparison(error), self._measured
             except Exception:
                 if self._mark.crash is not None:
-                    self._write([self._mark.crash])
+                    self._queued.append(self._mark.crash)
+                    self._write()
                 raise
             if winner is None:
                 return self._without_valid_config(), self._measured
@@ -222,7 +223,7 @@ class Tune:
             try:
                 for done, measurements in enumerate(tuner.tune(configs, search), 1):
                     self._queued += measurements
-                    writes.append(self._writer.submit(self._write_queued))
+                    writes.append(self._writer.submit(self._write))
                     if self._parent is not None:
                         writes[-1].result()  # before it is told of the next config
                     progress.show(f"{done} of {len(configs)} configs")
@@ -231,30 +232,28 @@ class Tune:
                 for write in writes:
                     write.result()
 
-    def _write_queued(self) -> None:
-        """Write what has been measured by now, in a thread: no benchmark waits for a disk."""
+    def _write(self) -> None:
+        """Write what was measured by now, mostly in a thread: no benchmark waits for a disk."""
+        request, latest = self._request, {}
         with uninterrupted():
             queued = self._queued[:]
             del self._queued[: len(queued)]  # in one step: more may be queued meanwhile
-            if queued:
-                self._write(queued)
-
-    def _write(self, measurements: Iterable[Measurement]) -> None:
-        request, latest = self._request, {}
-        for measurement in measurements:  # the later one of a config counts
-            latest[measurement.config] = measurement
-        addition = Record(scenario=request.scenario, measurements=tuple(latest.values()))
-        # After what they replace, which else stands if another clock dated it, and is due again.
-        dated = date_after(addition, self._record)
-        self._findings.add_trials(dated.measurements)
-        merged = merge_records(self._record, dated)
-        self._record = rules.corrected_record(merged, self._findings)
-        # A process whose device is lost may not live to write what is queued.
-        self._records.put(request.context, dated, now=self._mark.crash is not None)
-        for suspect in self._suspects:
-            measured = self._findings.trials.get(suspect.config)
-            if measured is not None and measured.median is not None:
-                suspect.forget()
+            if not queued:
+                return
+            for measurement in queued:  # the later one of a config counts
+                latest[measurement.config] = measurement
+            addition = Record(scenario=request.scenario, measurements=tuple(latest.values()))
+            # After what they replace: else that stands if another clock dated it, and is due again.
+            dated = date_after(addition, self._record)
+            self._findings.add_trials(dated.measurements)
+            merged = merge_records(self._record, dated)
+            self._record = rules.corrected_record(merged, self._findings)
+            # A process whose device is lost may not live to write what is queued.
+            self._records.put(request.context, dated, now=self._mark.crash is not None)
+            for suspect in self._suspects:
+                measured = self._findings.trials.get(suspect.config)
+                if measured is not None and measured.median is not None:
+                    suspect.forget()
 
     def _find_winner(self) -> tuple[Config | None, Results]:
         """Return the best config whose results are not wrong, and what comparing it has shown.
@@ -276,7 +275,8 @@ class Tune:
             results, wrong = self._check.compare(self._request.declared[best])
             if wrong is None:
                 break
-            self._write([wrong])
+            self._queued.append(wrong)
+            self._write()
         return best, results
 
     def _record_winner(self, best: Config, results: Results) -> None:
