@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment, run_command
+from support.processes import PROGRAMS, dejavu
 from support.records import config, context, record
 from support.sweeping import Sweeps
 
@@ -182,9 +181,8 @@ def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
 
 def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
     """No case is tried, each of which would fail for this one reason."""
-    command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention"]
-    env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
-    done = run_command(*command, "--dry-run", "--store", tmp_path, env=env, check=False)
+    command = ("sweep", "dejavu_cache.attention", "--dry-run", "--store", tmp_path)
+    done = dejavu(*command, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no GPU" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
