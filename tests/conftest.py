@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from support.slow_list import SlowListWriter, mark_slow_tests
 if TYPE_CHECKING:
     from support.fork_server import Nursery
 
+gc.disable()  # until all tests are collected: imports leave little to free
 HAS_GPU = shutil.which("nvidia-smi") is not None or Path("/dev/kfd").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when a kernel is decorated
@@ -82,6 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # full collections need not look at what was imported
+    gc.enable()
     # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
     sys.dont_write_bytecode = True
 

@@ -38,7 +38,7 @@ CASES = {
     "softcap": replace(SMALL, softcap=5.0),
     "alibi": replace(SMALL, alibi=True),
     "sinks": replace(SMALL, sinks=True),
-    "more than a block of 32 rows": replace(SMALL, new=[1, 20], past=[40, 100]),
+    "more than a block of 32 rows": replace(SMALL, new=[1, 20], past=[4, 40], heads=(2, 1)),
     "one query": replace(SMALL, new=[1], past=[70], heads=(1, 1)),
     "everything": replace(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
     "float16": replace(SMALL, dtype=torch.float16),

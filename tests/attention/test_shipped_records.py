@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.processes import run_command, run_python
+from support.processes import fork_python, run_command
 
 from dejavu_cache.attention import records as shipped
 from dejavu_cache.attention.search_space import KEYS, METHOD
@@ -60,7 +60,7 @@ def test_they_are_of_the_code_as_it_is(name: str) -> None:
         from dejavu_cache.triton_internals.identity import identify
         print(identify(KERNELS[sys.argv[1]].fn, ()).source)
     """
-    source = run_python(code, name, TRITON_INTERPRET="").stdout.strip()
+    source = fork_python(code, name, TRITON_INTERPRET="0").stdout.strip()
     assert {context.kernel.source for context in recorded_contexts} == {source}
     assert [context.problem for context in recorded_contexts] == [problem(KERNELS[name])] * len(
         recorded_contexts

@@ -24,14 +24,9 @@ def answer_with_much(peer: socket.socket) -> None:
     peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(MUCH) + MUCH)
 
 
+MEASURED = [measurement(block, 1.0) for block in range(1, 21)]
 MUCH = (
-    RecordSet(
-        context=context(),
-        records=tuple(
-            record(number, *(measurement(block, 1.0) for block in range(1, 21)))
-            for number in range(1500)
-        ),
-    )
+    RecordSet(context=context(), records=tuple(record(m, *MEASURED) for m in range(1500)))
     .model_dump_json(exclude_none=True)
     .encode()
 )

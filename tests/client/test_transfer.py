@@ -169,7 +169,8 @@ def test_records_that_could_not_be_read_are_not_left_out_silently(
     assert sorted(tmp_path.glob("out*")) == [out]
 
 
-MANY = [record(m, *(measurement(block) for block in (16, 32, 64, 128))) for m in range(300)]
+FOUR = [measurement(block) for block in (16, 32, 64, 128)]
+MANY = [record(m, *FOUR) for m in range(300)]
 
 
 @pytest.mark.parametrize("command", [["show", "add", "--json"], ["export"]])

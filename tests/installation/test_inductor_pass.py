@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import fork_program, run_python
+from support.processes import fork_program, fork_python
 
 from dejavu_cache.installation.inductor_pass import install_inductor_pass, uninstall_inductor_pass
 from dejavu_cache.runtime.launch import leave_untraced
+from dejavu_cache.settings import current_settings
 
 
 def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
@@ -40,7 +41,8 @@ def test_the_pass_is_added_when_inductor_is_imported_and_not_before() -> None:
         from dejavu_cache.installation import inductor_pass
         print(inductor_pass._is_wanted)
     """
-    assert run_python(code).stdout.splitlines() == ["RecordedConfigPass", "False"]
+    printed = fork_python(code, TRITON_INTERPRET="0").stdout
+    assert printed.splitlines() == ["RecordedConfigPass", "False"]
 
 
 Install = Callable[[Any], Any]
@@ -93,15 +95,15 @@ def test_a_programs_pass_hears_whether_it_is_for_inference(install: Install) -> 
     assert heard == [True, False]
 
 
-def test_inductors_cache_tells_namespaces_apart() -> None:
-    code = """
-        import dejavu_cache
-        import torch._inductor.config as config
-        dejavu_cache.install()
-        print(config.post_grad_custom_pre_pass.uuid())
-    """
-    seen = {run_python(code, DEJAVU_CACHE_NAMESPACE=name).stdout for name in ("main", "pr-1")}
-    assert len(seen) == 2
+def test_inductors_cache_tells_namespaces_apart(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph_pass, seen = install(None), set()
+    for name in ("main", "pr-1", "main"):
+        monkeypatch.setenv("DEJAVU_CACHE_NAMESPACE", name)
+        current_settings.cache_clear()
+        seen.add(graph_pass.uuid())
+    assert len(seen - {None}) == 2
 
 
 def test_inductor_caches_no_graph_where_its_notes_cannot_be_read(

@@ -52,7 +52,8 @@ class Logged:
         return self.fn.run(*args, **kwargs)
 
 
-CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128)]
+BLOCKS = (16, 32, 64, 128)
+CONFIGS = [triton.Config({"BLOCK": block}) for block in BLOCKS]
 add = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one)
 add.fn = Logged(add.fn)
 
@@ -102,12 +103,12 @@ class LoggedSpace(Logged):
 
 
 def bench_space(kernel_call, quantiles):
-    """Be fastest with the block of the square root, four warps and two stages."""
+    """Be fastest with a block of four times the square root, four warps and two stages."""
     kernel_call()
     with open(os.environ["LOG"], "a") as log:
         log.write(f"{latest}\n")
     size, block, warps, stages = (math.log2(int(value)) for value in latest.split())
-    return [1.5 ** (abs(block - size / 2) + abs(warps - 2) / 2 + abs(stages - 1) / 4)] * 3
+    return [1.5 ** (abs(block - 2 - size / 2) + abs(warps - 2) / 2 + abs(stages - 1) / 4)] * 3
 
 
 def no_larger_blocks(configs, named, **more):
@@ -115,7 +116,7 @@ def no_larger_blocks(configs, named, **more):
 
 
 space = cached_autotune(
-    configs=config_space({"BLOCK": [4, 8, 16, 32]}, num_warps=[1, 2, 4, 8], num_stages=[1, 2, 3]),
+    configs=config_space({"BLOCK": BLOCKS}, num_warps=[1, 2, 4, 8], num_stages=[1, 2, 3]),
     key=["n"],
     prune_configs_by={"early_config_prune": no_larger_blocks},
     do_bench=bench_space,

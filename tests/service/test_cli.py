@@ -17,8 +17,8 @@ from dejavu_service.services import tokens
 from dejavu_service.settings import ServerSettings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from support.processes import run_command
-from support.service import command, free_port, running_server
+from support.processes import dejavu
+from support.service import free_port, running_server
 from typer.testing import CliRunner
 
 from dejavu_cache.errors import ExitCode, SettingsError
@@ -124,8 +124,7 @@ def test_a_port_that_is_in_use_ends_the_start(sqlite_url: str, has_tokens: bool)
         run(sqlite_url, "token create --name ops --role admin")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        serve = command("serve", "--port", str(port), "--without-tokens", "--database", sqlite_url)
-        done = run_command(*serve, check=False)
+        done = dejavu("serve", "--port", port, "--without-tokens", "--database", sqlite_url)
     assert done.returncode == ExitCode.UNUSABLE
     assert ("--without-tokens has no effect" in done.stderr) == has_tokens
     assert ("answers this machine only, and everybody on it" in done.stderr) != has_tokens

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -24,6 +22,7 @@ from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from support import service
+from support.fork_server import PipedProcess, kernel_nursery
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
 from support.remote_stores import through
@@ -58,17 +57,15 @@ class Machine:
 
     @contextmanager
     def program(self, launches: int, **env: str) -> Iterator[Program]:
-        process = subprocess.Popen(
-            [sys.executable, PROGRAMS / "launch_until_told.py", self.source, f"{launches}"],
-            env=self.environment(**env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            yield Program(process)
-        finally:
-            process.communicate(timeout=240)
+        process = PipedProcess(
+            kernel_nursery("1").address, file=str(PROGRAMS / "launch_until_told.py"),
+            arguments=[str(self.source), f"{launches}"], env=self.environment(**env),
+        )  # fmt: skip
+        with process.stdout:
+            with process.stdin:
+                yield Program(process.stdout)
+            process.stdout.read()
+        process.wait()
 
     def launch_once(self, **env: str) -> dict[str, Any]:
         with self.program(3, **env) as program:
@@ -85,13 +82,12 @@ class Machine:
 class Program:
     """A program that launches a kernel and prints how it chose the config."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, printed: IO[str]) -> None:
+        self._printed = printed
 
     def next(self) -> dict[str, Any]:
         """Return the next line that it prints."""
-        assert self._process.stdout
-        text = self._process.stdout.readline()
+        text = self._printed.readline()
         assert text, "the program ended without another line"
         line: dict[str, Any] = json.loads(text)
         return line

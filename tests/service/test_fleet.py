@@ -25,12 +25,12 @@ from support.service import Running, replicas, restart
 from support.sweeping import wait_until
 
 CLIENTS = int(os.environ.get("FLEET_CLIENTS", "8"))
-SCENARIOS = 100 if CLIENTS >= 32 else 40
+SCENARIOS = 100 if CLIENTS >= 32 else 24
 
 
 def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: int) -> Child:
     """Start a client process with a local folder of its own, as on a machine of its own."""
-    sizes = [64 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
+    sizes = [1 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
     mine = folder / f"client{number}"
     return nursery.start(
         (PROGRAMS / "tune_sizes.py").read_text(),

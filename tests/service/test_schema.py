@@ -1,7 +1,6 @@
 """Migrations and the schema's version."""
 
-import os
-import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +17,8 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
 from sqlalchemy import inspect, make_url, text
 from support import service
+from support.fork_server import COMMAND, light_nursery
+from support.processes import environment
 
 
 @pytest.fixture
@@ -59,9 +60,9 @@ def test_records_survive_an_upgrade(database: Database, client: httpx.Client) ->
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
 
-def test_several_upgrade_at_once(empty_url: str) -> None:
-    environ = {**os.environ, "DEJAVU_SERVER_DATABASE": empty_url}
-    racing = [subprocess.Popen(service.command("db", "upgrade"), env=environ) for _ in range(4)]
+def test_several_upgrade_at_once(empty_url: str, tmp_path: Path) -> None:
+    task: Any = {"folder": tmp_path, "env": environment(DEJAVU_SERVER_DATABASE=empty_url)}
+    racing = [light_nursery().start_code(COMMAND, "db", "upgrade", **task) for _ in range(4)]
     assert [process.wait(240) for process in racing] == [0] * 4
     opened = Database(empty_url)
     assert drift(opened) == []

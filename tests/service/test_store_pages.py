@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import httpx
 import pytest
 from support.processes import dejavu
 from support.records import MOMENT, context, measurement, record
-from support.service import command
 
 from dejavu_cache.stores import FileStore
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> FileStore:
 
 def test_a_store_is_shown_and_cannot_be_changed(store: FileStore, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()}
-    words = command("pages", "--store", str(store.root))
+    words = [sys.executable, "-m", "dejavu_service", "pages", "--store", str(store.root)]
     env = {**os.environ, "BROWSER": "true", "TMPDIR": str(tmp_path)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None

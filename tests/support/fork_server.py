@@ -287,17 +287,13 @@ def start_command(
     )
 
 
-class ForkedWorker(ForkedProcess):
-    """A worker process of the library, connected through pipes."""
+class PipedProcess(ForkedProcess):
+    """A process that is talked to through pipes; the task is that of `ForkedProcess`."""
 
-    def __init__(self, address: str, module: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, address: str, **task: Any) -> None:
         reads_requests, writes_requests = os.pipe()
         reads_events, writes_events = os.pipe()
-        super().__init__(
-            address, (reads_requests, writes_events, 2),
-            code=f"import sys; sys.path.insert(0, ''); import {module} as worker; worker.main()",
-            env=dict(environment), new_session=True,
-        )  # fmt: skip
+        super().__init__(address, (reads_requests, writes_events, 2), **task)
         os.close(reads_requests)
         os.close(writes_events)
         self.stdin = os.fdopen(writes_requests, "w", encoding="utf-8")
@@ -314,7 +310,8 @@ def worker_starter(address: str, interpret: str) -> Callable[[str, Mapping[str, 
     def start_or_fork(module: str, environment: Mapping[str, str]) -> Any:
         if environment.get("TRITON_INTERPRET", "0") != interpret:
             return start_process(module, environment)
-        return ForkedWorker(address, module, environment)
+        code = f"import sys; sys.path.insert(0, ''); import {module} as worker; worker.main()"
+        return PipedProcess(address, code=code, env=dict(environment), new_session=True)
 
     return start_or_fork
 

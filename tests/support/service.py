@@ -4,7 +4,6 @@ import itertools
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -212,11 +211,6 @@ def call_on(database: Database) -> Call:
     """Return the call of somebody on the server's machine, for functions of routes."""
     server: Any = SimpleNamespace(database=database)
     return Call(ANYBODY, server, server.database)
-
-
-def command(*arguments: str) -> list[str]:
-    """Run the server's command line in a process of its own."""
-    return [sys.executable, "-m", "dejavu_service", *arguments]
 
 
 class Running:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -200,22 +199,19 @@ quiet = pytest.mark.filterwarnings("ignore")
 """Ray warns of what it will change one day."""
 
 
-@pytest.fixture
-def ray() -> Any:
-    """Return Ray, which takes a second to import."""
-    return pytest.importorskip("ray", reason="the extra `ray` is not installed")
-
-
-@pytest.fixture
-def cluster(sweeps: Sweeps, ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
-    """Two CPU workers in a cluster of their own."""
-    for name, value in sweeps.environment(
-        BENCH_SECONDS="0.2", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
-    ).items():
-        monkeypatch.setenv(name, value)
-    ray.init(
-        num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="error"
-    )
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweeps]:
+    """Two CPU workers in a cluster of their own, which takes seconds to start."""
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    sweeps = Sweeps(tmp_path_factory.mktemp("cluster"))
+    own = sweeps.environment(BENCH_SECONDS="0.2", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        ray.init(
+            num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False,
+            logging_level="error",
+        )  # fmt: skip
     yield sweeps
     ray.shutdown()
 
@@ -255,21 +251,18 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(
 
 
 @quiet
-def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
-    cluster: Sweeps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(cluster: Sweeps) -> None:
+    """The cache of this process is another folder than that of its workers."""
     from dejavu_cache.sweep.hosts import ray_hosts
 
-    monkeypatch.setenv(
-        "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")
-    )  # its workers are elsewhere
-    options = {"cases": "2"}
-    spec = SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri(), options=options)
+    journals = cluster.folder / "cache" / "dejavu-cache" / "sweeps"
+    before = {*map(str, journals.glob("*"))}  # that of an actor which was killed
+    store, options = cluster.folder / "records", {"cases": "2"}
+    spec = SweepSpec(suite=str(cluster.suite), store=store.as_uri(), options=options)
     hosts = ray_hosts(spec, "local")
     for host in hosts:
         host.start()
-    cluster.store.write_text("a file stands where the folder should be")
+    store.write_text("a file stands where the folder should be")
     report = Sweep(hosts).run()
-    left = {str(path) for path in (cluster.folder / "cache" / "dejavu-cache" / "sweeps").iterdir()}
-    assert set(report.kept) == left != set()
+    assert {*report.kept} == {*map(str, journals.glob("*"))} - before != set()
     assert not report.complete

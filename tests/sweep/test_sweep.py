@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment, run_command
+from support.processes import PROGRAMS, dejavu
 from support.records import config, context, record
 from support.sweeping import Sweeps
 
@@ -76,7 +75,7 @@ def test_what_is_known_predicts_what_a_sweep_leaves_out(sweeps: Sweeps, draws: s
     new, predicted = ("--option", "sizes=256"), ("--tune-loss", "0.01")
     few = sweep(*new, *predicted)
     assert 8 <= few < 40
-    assert "256 16 4 2" in sweeps.measurements_taken  # the best
+    assert "256 64 4 2" in sweeps.measurements_taken  # the best
     taken = sweeps.measurements_taken
     sweep(*new, *predicted)
     assert sweeps.measurements_taken == taken
@@ -92,7 +91,7 @@ def test_what_another_triton_measured_leaves_little_to_measure(sweeps: Sweeps) -
     store.delete(context)
     sweeps.run("--option", "sizes=256", "--tune-loss", "0.03", suite=":space_cases")
     again = sweeps.measurements_taken[48:]
-    assert (len(again), "256 16 4 2" in again) == (8, True), "the best is among them"
+    assert (len(again), "256 64 4 2" in again) == (8, True), "the best is among them"
 
 
 def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
@@ -181,9 +180,8 @@ def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
 
 def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
     """No case is tried, each of which would fail for this one reason."""
-    command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention"]
-    env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
-    done = run_command(*command, "--dry-run", "--store", tmp_path, env=env, check=False)
+    command = ("sweep", "dejavu_cache.attention", "--dry-run", "--store", tmp_path)
+    done = dejavu(*command, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no GPU" in done.stderr
     assert len(done.stderr.splitlines()) <= 2

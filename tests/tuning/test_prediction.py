@@ -118,7 +118,7 @@ def test_what_runs_without_a_measurement_is_rarely_slower_than_the_default() -> 
 
 def test_what_a_tune_saves_is_predicted_by_the_times_of_other_scenarios() -> None:
     asked, ratios = Point(HERE, Scenario(args={"M": 1024, "N": 2048}), CONFIGS[0], 0), []
-    for config, time in TRUE.items():
+    for config, time in [*TRUE.items()][::3]:
         saving = expect_saving(asked._replace(config=config), dict.fromkeys(TRUE, 0), NEIGHBOURS)
         saved = time - min(TRUE.values())
         assert saving is not None
