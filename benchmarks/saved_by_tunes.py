@@ -16,21 +16,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import date
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from reports import describe_run, write_report
+from server_benchmark.databases import prepare
+from server_benchmark.processes import run_server
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS, choose
 from dejavu_cache.attention.kernels import hopper
 from dejavu_cache.attention.sweep_suite import Lengths, Model, batch_of
-
-sys.path.append(str(Path(__file__).parent.parent / "examples"))
-
-from demo import forget_settings, server
 
 BATCHES, SEED = 24, 20
 MODELS = (Model(40, 8, 128), Model(64, 8, 128), Model(28, 4, 128), Model(16, 2, 128))
@@ -73,26 +70,33 @@ def dejavu(*arguments: str) -> str:
 
 def tune_what_is_missed(records: list[str]) -> list[dict[str, Any]]:
     """Run the program and then the sweep; return what the sweep says of each tune."""
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as url:
-        for folder in records:
-            dejavu("import", folder, "--store", url)
-        own = {"DEJAVU_CACHE_URL": f"{Path(name, 'own').as_uri()},{url}"}
-        settings = {**own, "DEJAVU_CACHE_MODE": "reuse", "DEJAVU_CACHE_WAIT": "5"}
-        command = [sys.executable, __file__, "program"]
-        subprocess.run(command, check=True, env={**os.environ, **settings})
-        sweep = ("sweep", SUITE, "--from-misses", "--tune-loss", "0.01")
-        report = json.loads(dejavu(*sweep, "--option", "batches=chunked", "--store", url, "--json"))
+    with tempfile.TemporaryDirectory() as name:
+        database = f"sqlite:///{name}/server.sqlite3"
+        _, os.environ["DEJAVU_CACHE_TOKEN"] = prepare(database)
+        with run_server(database) as server:
+            return _tune(Path(name, "own"), f"http://127.0.0.1:{server.port}", records)
+
+
+def _tune(own: Path, url: str, records: list[str]) -> list[dict[str, Any]]:
+    for folder in records:
+        dejavu("import", folder, "--store", url)
+    tiers = f"{own.as_uri()},{url}"
+    settings = {"DEJAVU_CACHE_URL": tiers, "DEJAVU_CACHE_MODE": "reuse", "DEJAVU_CACHE_WAIT": "5"}
+    command = [sys.executable, __file__, "program"]
+    subprocess.run(command, check=True, env={**os.environ, **settings})
+    sweep = ("sweep", SUITE, "--from-misses", "--tune-loss", "0.01", "--option", "batches=chunked")
+    report = json.loads(dejavu(*sweep, "--store", url, "--json"))
     return [outcome for outcome in report["outcomes"] if outcome["status"] == "tuned"]
 
 
 def compare(worths: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how near expectations are to what was measured, and in which order."""
-    known = [worth for worth in worths if worth.get("saves") and "saved" in worth]
+    known = [worth for worth in worths if {"saves", "saved"} <= worth.keys()]
     saves, saved = ([worth[name] for worth in known] for name in ("saves", "saved"))
     pairs = [(a, b) for a, b in combinations(range(len(known)), 2) if saved[a] != saved[b]]
     return {
         "tunes": len(worths),
-        "of a known saving": len(known),
+        "compared": len(known),
         "within 30%": sum(abs(a - b) <= 0.3 * b for a, b in zip(saves, saved, strict=True)),
         "pairs in order": sum((saves[a] < saves[b]) == (saved[a] < saved[b]) for a, b in pairs),
         "pairs": len(pairs),
@@ -103,20 +107,17 @@ def compare(worths: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    forget_settings()
+    for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
+        del os.environ[name]  # the benchmark has its own
     outcomes = tune_what_is_missed(sys.argv[2:])
-    result = {
-        "date": f"{date.today()}",
-        "device": torch.cuda.get_device_name(),
-        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+    report: dict[str, Any] = {
+        **describe_run(),
         **compare([outcome["worth"] for outcome in outcomes if "worth" in outcome]),
-        "each": [
-            {name: outcome[name] for name in ("kernel", "scenario", "seconds", "worth")}
-            for outcome in outcomes
-        ],
     }
-    (Path(sys.argv[1]) / "saved-by-tunes.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name != "each"}, indent=1))
+    print(json.dumps(report, indent=1))
+    names = ("kernel", "scenario", "seconds", "worth")
+    report["each"] = [{name: outcome.get(name) for name in names} for outcome in outcomes]
+    write_report(Path(sys.argv[1]), "saved-by-tunes.json", report)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,8 @@ class Race:
             if len(turns) >= LEAST_ROUNDS and estimated <= 1 + FINALIST:
                 error += abs(ratio - estimated)
                 certain = Confidence(error=round(error, 5), rounds=len(turns))
-            pooled = _pool(turns).model_copy(update={"confidence": certain})
+            pooled = _pool(turns, self.screened[config].seconds)
+            pooled = pooled.model_copy(update={"confidence": certain})
             measurements.append(_scale(pooled, level * ratio / (pooled.median or 1.0)))
         for config, time in self._times.items():
             if config not in self._turns and time < level * BEHIND:
@@ -254,8 +255,8 @@ def _scale(measurement: Measurement, factor: float) -> Measurement:
     return measurement.model_copy(update=scaled)
 
 
-def _pool(measurements: Sequence[Measurement]) -> Measurement:
-    """Return the medians of the turns' quantiles, with the seconds of all."""
+def _pool(measurements: Sequence[Measurement], screening: float) -> Measurement:
+    """Return the medians of the turns' quantiles, with the seconds of all and of the screening."""
 
     def middle(name: str) -> float | None:
         values = [getattr(measurement, name) for measurement in measurements]
@@ -263,7 +264,7 @@ def _pool(measurements: Sequence[Measurement]) -> Measurement:
         return statistics.median(values) if values else None
 
     update = {name: middle(name) for name in ("median", "p20", "p80")}
-    seconds = math.fsum(measurement.seconds for measurement in measurements)
+    seconds = math.fsum([screening, *(measurement.seconds for measurement in measurements)])
     return measurements[-1].model_copy(update={**update, "seconds": round(seconds, 3)})
 
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
+from dejavu_cache.tuning.compile_ahead import compile_ahead
 from dejavu_cache.tuning.device_timer import DeviceTimer, Effort, Sample, TimedLaunch
 from dejavu_cache.tuning.tuner import CandidateLaunch, ConfigLaunch
 
@@ -74,6 +76,13 @@ def test_the_first_measurement_of_a_close_race_does_not_decide() -> None:
     assert kernel.best_config.kwargs == {"BLOCK": 16}
     assert Counter(clock.asked) == {16: 6, 32: 6, 64: 1}, "two are close, and race five rounds"
     assert kernel.benchmarked == 3
+
+
+def test_measurements_take_all_that_a_tune_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "dejavu_cache.tuning.tuner.compile_ahead"
+    monkeypatch.setattr(where, lambda *given: Event().wait(0.3) or compile_ahead(*given))
+    launch(racing(Clock({})), 100)
+    assert sum(entry.seconds for entry in first_record(default_store())[1].measurements) > 0.3
 
 
 def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one() -> None:
