@@ -261,7 +261,7 @@ def ranked_configs(gpu: str, kernel: str) -> dict[float, Config]:
 
 
 class Save(NamedTuple):
-    """What a launch saves by a tune, in milliseconds, predicted and measured."""
+    """What a tune saves, predicted and measured."""
 
     expected: float
     at_least: float
@@ -614,9 +614,7 @@ def main() -> None:
             summaries = report.setdefault(situation, {})
             summaries["all"] = summarize(tunes)
             for cell in cells:
-                own = [
-                    t for t, scenario in zip(tunes, scenarios, strict=True) if scenario[:2] == cell
-                ]
+                own = [t for t, one in zip(tunes, scenarios, strict=True) if one[:2] == cell]
                 summaries[f"{cell[1]} on an {cell[0]}"] = summarize(own)
             print(situation, json.dumps(summaries["all"]), flush=True)
             if situation in ("other scenarios", "nothing"):

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
+from prediction import Save, summarize_saves
 from reports import describe_run, write_report
 from server_benchmark.databases import prepare
 from server_benchmark.processes import run_server
@@ -92,17 +92,13 @@ def _tune(own: Path, url: str, records: list[str]) -> list[dict[str, Any]]:
 def compare(worths: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how near expectations are to what was measured, and in which order."""
     known = [worth for worth in worths if {"saves", "saved"} <= worth.keys()]
-    saves, saved = ([worth[name] for worth in known] for name in ("saves", "saved"))
-    pairs = [(a, b) for a, b in combinations(range(len(known)), 2) if saved[a] != saved[b]]
+    saves = [Save(worth["saves"], worth["at_least"], worth["saved"]) for worth in known]
+    expected, _, measured = (round(sum(column), 3) for column in zip(*saves, strict=True))
     return {
         "tunes": len(worths),
-        "compared": len(known),
-        "within 30%": sum(abs(a - b) <= 0.3 * b for a, b in zip(saves, saved, strict=True)),
-        "pairs in order": sum((saves[a] < saves[b]) == (saved[a] < saved[b]) for a, b in pairs),
-        "pairs": len(pairs),
-        "saved at least the bound": sum(worth["at_least"] <= worth["saved"] for worth in known),
-        "expected, all, s": round(sum(saves), 3),
-        "measured, all, s": round(sum(saved), 3),
+        **summarize_saves(saves),
+        "expected, all, s": expected,
+        "measured, all, s": measured,
     }
 
 
