@@ -30,7 +30,7 @@ from triton.testing import do_bench
 
 SIZE = (4096, 4096, 4096)
 KNOWN = [(m, n, k) for m in (1024, 8192) for n in (2048, 8192) for k in (1024, 8192)]
-RUNS = {"ours": 3, "known": 5, "known, running": 5, "theirs": 1, "theirs, running": 1}
+RUNS = {"ours": 3, "known": 5, "known-running": 5, "theirs": 1, "theirs-running": 1}
 CONTENDERS = 6
 ROUNDS = 9
 
@@ -169,7 +169,7 @@ def main(folder: Path) -> None:
         "seconds": seconds,
         "times faster": {
             **{side: seconds["theirs"] / seconds[side] for side in ("ours", "known")},
-            "known, running": seconds["theirs, running"] / seconds["known, running"],
+            "known-running": seconds["theirs-running"] / seconds["known-running"],
         },
         "worst winner over best": {
             side: max(run["over best"] for run in side_runs) for side, side_runs in runs.items()
