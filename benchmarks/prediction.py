@@ -326,6 +326,7 @@ def summarize_guesses(guesses: Sequence[Guess]) -> dict[str, Any]:
     return {
         "the default": summary(guess.default for guess in guesses),
         "what is predicted": summary(guess.predicted for guess in guesses),
+        "a predicted config": summary(g.predicted for g in guesses if not g.is_default),
         "runs the default": sum(guess.is_default for guess in guesses),
         "over 2% slower than the default": sum(
             guess.predicted - guess.default > 0.02 * (1 + guess.default) for guess in guesses

@@ -8,6 +8,8 @@ mkdir -p "$VLLM_FOLDER/project" "$OUT"
 if [ -e "$root/.vllm/payload.tar.xz" ] && [ ! -e "$VLLM_FOLDER/unpacked" ]; then
   start=$(date +%s); tar xJf "$root/.vllm/payload.tar.xz" -C "$VLLM_FOLDER"; touch "$VLLM_FOLDER/unpacked"
   echo "unpacked in $(( $(date +%s) - start )) s"
+  # As pip does: else every start would compile some thousand modules of Python.
+  python3 -m compileall -q -j 0 "$VLLM_FOLDER/site" "$VLLM_FOLDER/extra" "$root/dejavu_cache" "$root/client" > /dev/null || true
 fi
 # vLLM finds the plug-in by the entry point of an installed distribution.
 info="$VLLM_FOLDER/project/dejavu_cache-0.dist-info"; mkdir -p "$info"
