@@ -97,12 +97,10 @@ class KnownRecords:
 
     def findings(self, context: Context, scenario: Scenario) -> Findings:
         """Return what this process has found out about a scenario, to be added to."""
-        known = self._findings.get((context, scenario))
-        if known is None:
-            if len(self._findings) >= MOST_SCENARIOS:
-                self._findings.clear()
-            known = self._findings.setdefault((context, scenario), Findings())
-        return known
+        key = context, scenario
+        if key not in self._findings and len(self._findings) >= MOST_SCENARIOS:
+            self._findings.clear()
+        return self._findings.setdefault(key, Findings())
 
     def look_up(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record, corrected by what this process measured, or None.
@@ -163,14 +161,18 @@ class KnownRecords:
 
         First are those that were measured with another Triton or on other GPUs, and are nearer
         than any in the request's own context, half of `most` at most; then these, then other ones.
+        Others are asked about for as long as a launch waits for one answer, however many there are.
         """
         context, scenario = request.context, request.scenario
+        waits = [tier.calls.wait for tier in self.tiers.tiers if hasattr(tier, "calls")]
+        until = time.monotonic() + max(waits, default=math.inf)
         near = islice(self.near(context, scenario, exact), most + 1)
         own = [(gap, context, neighbour) for gap, neighbour in near if neighbour != scenario]
         others = [
             (gap, other, neighbour)
             for other in self.other_contexts(context)
             if (other.kernel, other.problem) == (context.kernel, context.problem)
+            and time.monotonic() < until
             for gap, neighbour in islice(self.near(other, scenario, exact), NEAR_ELSEWHERE)
         ]
         others.sort(key=lambda there: (there[0], not _is_of_machine(there[1], request)))

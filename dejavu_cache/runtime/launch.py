@@ -445,12 +445,5 @@ def leave_untraced() -> None:
 
 
 def _add_rules(trace_rules: Any) -> None:
-    try:
-        for room in _TRACED:
-            trace_rules.add(f"{_PACKAGE}.{room}")
-    except Exception as error:  # private to torch, and may go or change
-        warn_once(
-            "untraced code",
-            "torch.compile may trace the code behind launches of cached kernels: "
-            f"{type(error).__name__}: {error}",
-        )
+    for room in _TRACED:
+        trace_rules.add(f"{_PACKAGE}.{room}")

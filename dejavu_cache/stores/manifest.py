@@ -10,6 +10,7 @@ read-only.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import Field, StrictInt, ValidationError
@@ -17,7 +18,7 @@ from pydantic import Field, StrictInt, ValidationError
 from ..errors import PrewarmError
 from ..model.record import first_problem, version_of
 from ..model.scenario import Device, FrozenModel, canonical_json
-from ..system.safe_files import read_file, sha256_of
+from ..system.safe_files import open_to_read, read_file, sha256_of
 
 SCHEMA = 1
 """The version of the manifest that this code writes; it reads this one and every older one."""
@@ -131,10 +132,6 @@ def find_differences(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 def describe_file(path: Path) -> File | None:
     """Return a file's size and digest; None if it is no regular file or cannot be read."""
-    try:
-        if path.is_symlink() or not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return File(sha256=sha256_of(file), size=file.tell())
-    except OSError:
-        return None
+    with suppress(OSError), open_to_read(path) as file:
+        return File(sha256=sha256_of(file), size=file.tell())
+    return None

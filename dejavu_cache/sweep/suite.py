@@ -130,9 +130,10 @@ def _import_module(where: str) -> ModuleType:
     path = Path(where).absolute() if where.endswith(".py") else None
     sys.path.insert(0, str(path.parent if path else Path.cwd()))  # as for a script
     try:
+        file = path.resolve(strict=True) if path else None  # else its name may find another module
         module = importlib.import_module(path.stem if path else where)
-        if path is not None and path.resolve() != Path(module.__file__ or "").resolve():
-            raise ImportError(f"{path.stem} is another module: rename the file")
+        if file not in (None, Path(module.__file__ or "").resolve()):
+            raise ImportError(f"{module.__name__} is another module: rename the file")
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingsError(
             f"{where} cannot be imported: {type(error).__name__}: {error}"

@@ -1,23 +1,33 @@
-"""Call functions when a module is imported, without importing it."""
+"""Call functions when a module is imported, without importing it.
+
+A function's error is a warning: the module is another package's, and is used as it is.
+"""
 
 import importlib.machinery
 import sys
 from collections.abc import Callable
 from typing import Any
 
-_waiting: dict[str, list[Callable[[Any], None]]] = {}
+from .notices import warn_once
+
+_waiting: dict[str, dict[Callable[[Any], None], None]] = {}
 
 
 def after_import(module: str, function: Callable[[Any], None]) -> None:
     """Call a function with a module once that is imported by its full name, or now if it is."""
+    _waiting.setdefault(module, {})[function] = None
     if module in sys.modules:
-        function(sys.modules[module])
-        return
-    functions = _waiting.setdefault(module, [])
-    if function not in functions:
-        functions.append(function)
-    if _Finder not in sys.meta_path:
+        _call_waiting(module, sys.modules[module])
+    elif _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
+
+
+def _call_waiting(name: str, module: Any) -> None:
+    for function in _waiting.pop(name, ()):
+        try:
+            function(module)
+        except Exception as error:
+            warn_once(name, f"{name} is used as it is: {function.__name__} raised {error!r}")
 
 
 class _Finder:
@@ -25,7 +35,7 @@ class _Finder:
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        if not _waiting.get(name):
+        if name not in _waiting:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -33,8 +43,7 @@ class _Finder:
 
             def exec_module(module: Any) -> None:
                 load(module)
-                for function in _waiting.pop(name, []):
-                    function(module)
+                _call_waiting(name, module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

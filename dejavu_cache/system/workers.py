@@ -150,8 +150,9 @@ class _Process:
     def send(self, request: BaseModel) -> None:
         """Send a request; if the process has ended, `receive` raises the reason."""
         assert self.popen.stdin is not None
+        line = json.dumps(request.model_dump(mode="json"))  # ASCII: a path need not be UTF-8
         with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
-            self.popen.stdin.write(request.model_dump_json() + "\n")
+            self.popen.stdin.write(line + "\n")
             self.popen.stdin.flush()
 
     def receive(self, wanted: str, patience: float | None) -> dict[str, Any]:
@@ -429,7 +430,7 @@ def _serve(
     if (line := next(requests, None)) is None:  # the parent ended before it said what is wanted
         return
     try:
-        running = runner(subject.model_validate_json(line), parent)
+        running = runner(subject.model_validate(json.loads(line)), parent)
     except Exception as error:
         parent.refuse(error)
         return
@@ -437,7 +438,7 @@ def _serve(
     with closing(running), suppress(KeyboardInterrupt):
         for line in requests:
             try:
-                answer = running.run(job.model_validate_json(line))
+                answer = running.run(job.model_validate(json.loads(line)))
             except DejavuError as error:
                 parent.refuse(error)
             except Exception as error:

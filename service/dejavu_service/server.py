@@ -73,7 +73,7 @@ SETS = "/sets"
 """Where signed sets are, for everybody: they are trusted by their key."""
 _WITHOUT_TOKEN = {*_PUBLIC, tokens.EXCHANGE_PATH, "/login", "/logout"}
 """At the last three somebody gets a token, or presents one in the body, which routes verify."""
-_LONG = ("/import", "/export", "/promote")
+_LONG = re.compile(r"/v1/[^/]+/(import|export|promote|quarantines(/.*)?)")
 _EXPORT = "/v1/{namespace}/export"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
 _PROXY_HEADERS = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
@@ -127,7 +127,7 @@ class Gate:
         self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its principal in `scope["principal"]`, or refuse it."""
+        """Pass a request on, with its `principal` and `caller` in its scope, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -156,6 +156,7 @@ class Gate:
         passage.timer = loop.call_later(passage.seconds, passage.end)
         try:
             scope["principal"] = await self._authenticate(scope, passage)
+            scope["caller"] = passage.caller
             await self._app(scope, receive, passage.send)
         except asyncio.CancelledError:
             if not passage.is_overdue:
@@ -283,7 +284,7 @@ class _Passage:
         sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
         is_fit = _REQUEST_ID.fullmatch(sent_id)
         self.request_id: bytes = sent_id if is_fit else secrets.token_hex(8).encode()
-        self.seconds = _LONG_SECONDS if scope["path"].endswith(_LONG) else _SECONDS
+        self.seconds = _LONG_SECONDS if _LONG.fullmatch(scope["path"]) else _SECONDS
         self.began, self.is_overdue = time.monotonic(), False
         self._task = asyncio.current_task()
 

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from dejavu_client.cli.commands import transfer
 from dejavu_client.cli.main import run_command
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
@@ -71,15 +72,20 @@ RECORD_FILE_DAMAGE: dict[str, Callable[[str], str]] = {
 }
 
 
-def test_an_import_reads_no_sparse_file_into_memory(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "records.json"
-    path.parent.mkdir()
-    path.touch()
-    os.truncate(path, 1 << 40)
-    out = run_cli("import", path.parent, "--store", tmp_path / "store")
-    assert out.returncode == 3, out.stderr
-    assert str(path) in out.stderr
-    assert "File too large" in out.stderr
+@pytest.mark.parametrize("source", ["results", "results/records.json", "/dev/zero", "-"])
+def test_an_import_reads_nothing_endless_into_memory(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("results")
+    Path("results/records.json").touch()
+    os.truncate("results/records.json", 1 << 40)
+    monkeypatch.setattr(transfer, "MAX_BYTES", 1 << 20)
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        out = run_cli("import", source, "--store", "store")
+    reason = "it is neither a file nor a folder" if "dev" in source else "File too large"
+    assert (out.returncode, reason in out.stderr, source in out.stderr) == (3, True, True)
 
 
 @pytest.mark.parametrize("form", ["export", "folder"])

@@ -4,11 +4,12 @@ import gc
 import socket
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import httpx
 import pytest
 from dejavu_client.http import protocol_client, transport
-from dejavu_client.http.errors import SilenceError, UnreachableError
+from dejavu_client.http.errors import NonsenseError, SilenceError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.transport import Transport
 from support.bad_server import BadServer, answer, drip, drips, hang, say
@@ -116,6 +117,15 @@ def test_own_work_is_not_counted() -> None:
         return httpx.Response(200, json={"writers": []})
 
     assert client_of(work).rows("writers") == []
+
+
+def test_a_list_without_end_is_left_after_the_time_for_one_answer() -> None:
+    asked = count()
+    client = client_of(
+        lambda _: httpx.Response(200, json={"contexts": [], "next": str(next(asked))})
+    )
+    with pytest.raises(NonsenseError, match="without end"):
+        list(client.contexts())
 
 
 def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:

@@ -58,6 +58,8 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
         ({"tensor-parallel-size": "3"}, {"kv_lora_rank": 0}, "3 does not divide 32 heads"),
         ({"tensor-parallel-size": "4"}, {"num_key_value_heads": 6}, "4 neither divides 6 KV heads"),
         ({}, {"quantization_config": {"kv_cache_scheme": {"type": "float"}}}, "kv-cache-dtype"),
+        ({}, {"text_config": {"num_key_value_heads": None}}, "text_config has no KV heads"),
+        ({}, {"block_configs": [{"attention": {}}]}, "the model has block_configs"),
         ({"dtype": "half"}, {"head_dim": 320}, "head sizes up to 256 are supported"),
     ):
         file.write_text(json.dumps(config | changed))

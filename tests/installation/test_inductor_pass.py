@@ -8,7 +8,6 @@ import pytest
 from support.processes import fork_program, fork_python
 
 from dejavu_cache.installation.inductor_pass import install_inductor_pass, uninstall_inductor_pass
-from dejavu_cache.runtime.launch import leave_untraced
 from dejavu_cache.settings import current_settings
 
 
@@ -122,18 +121,3 @@ def test_inductor_caches_no_graph_where_its_notes_cannot_be_read(
     notes.mkdir()
     assert graph_pass.uuid() is None
     assert "Is a directory" in caplog.text
-
-
-def test_a_torch_that_takes_no_rules_of_what_to_trace_breaks_no_kernel(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They keep torch.compile out of the code behind a launch, and are private to torch."""
-    import torch._dynamo.trace_rules as rules
-
-    def add(*_: Any) -> None:
-        raise NotImplementedError("rules are files now")
-
-    monkeypatch.setattr(rules, "add", add)
-    leave_untraced.cache_clear()
-    leave_untraced()
-    assert "rules are files now" in caplog.text

@@ -21,6 +21,7 @@ from dejavu_cache.engines.vllm.plugin import register
 from dejavu_cache.installation import autotune_replacement as installation
 from dejavu_cache.installation.autotune_replacement import install, uninstall
 from dejavu_cache.runtime.autotuner import CachedAutotuner
+from dejavu_cache.runtime.launch import leave_untraced
 
 OWN_KIND = """
     import triton
@@ -172,6 +173,18 @@ def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         assert triton.autotune is not theirs
     finally:
         uninstall()
+
+
+def test_what_others_have_changed_of_their_own_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rooms = "attention.backends.registry", "worker.gpu_worker", "engine.input_processor"
+    modules = "torch._dynamo.trace_rules", *(f"vllm.v1.{room}" for room in rooms)
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, object())
+    leave_untraced.__wrapped__()
+    register()
+    assert [f"{module} is used as it is" in caplog.text for module in modules] == [True] * 4
 
 
 STARTUP = Path(installation.__file__).parent / "startup"

@@ -262,7 +262,7 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
 def test_together_they_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
-    together = binaries(tmp_path / "together", *ARCHITECTURES)
+    together = binaries(tmp_path / "together\udcff", *ARCHITECTURES)
     assert len(together) == 2
     assert together == {key: binary for built in alone for key, binary in built.items()}
 

@@ -1,7 +1,8 @@
 """What stands in for a missing record costs little to find, and this GPU has timed it."""
 
-from itertools import product
+from itertools import count, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,18 @@ def test_a_siblings_winner_runs_if_timed_here(tmp_path: Path, arch: Any, n: int)
     resolution = kernel.explain(*TENSORS, 105)
     assert (resolution.recorded_for.args["n"], kernel.best_config) == (n, CONFIGS[1 if arch else 2])
     assert any("device" in each.field for each in resolution.differences) is not bool(arch)
+
+
+def test_a_slow_server_holds_no_launch_up_by_naming_many_contexts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in range(9):
+        record_sizes(tmp_path, 100, triton=f"2.{version}")
+    monkeypatch.setattr(FileStore, "calls", SimpleNamespace(wait=0.2), raising=False)
+    monkeypatch.setattr(known_records, "time", SimpleNamespace(monotonic=count(0, 0.05).__next__))
+    asked = note_calls(monkeypatch, FileStore, "scenario_texts")
+    launch(make(tmp_path), 100)
+    assert 1 < len(asked) < 7
 
 
 def test_later_launches_do_not_list_the_contexts_again(

@@ -149,6 +149,7 @@ LEASES = {
     "one of each scenario and namespace": "a gets; b gets 2; b gets pr-1",
     "none of another token that says the same name": "a gets; stranger waits; a keeps",
     "one that has expired": "a gets; time passes; b gets; a fails; a releases; c waits",
+    "one of a clock that was put back": "a gets; clock turns; b gets; c waits; a fails",
     "none anew that has expired and is renewed": "a gets; time passes; a fails",
     "none that is renewed": "a gets; a renews; b waits",
     "one that was released": "a gets; a releases; a releases; b gets",
@@ -211,9 +212,12 @@ class Leases:
     def releases(self, who: str, m: int, at: str) -> None:
         assert self._ask("DELETE", f"/{self._held[who]}", who, at).status_code == 204
 
-    def passes(self, *_: object) -> None:
+    def passes(self, who: str, *_: object) -> None:
+        left = -1 if who == "time" else 86_400
         with self._database.write() as connection:
-            connection.execute(update(leases).values(expires_at=epoch() - 1))
+            connection.execute(update(leases).values(expires_at=epoch() + left))
+
+    turns = passes
 
     def leaves(self, *_: object) -> None:
         tokens.revoke(self._database, self._stranger.id)

@@ -141,12 +141,13 @@ def test_a_suite_that_cannot_be_used_is_an_error(
     [
         ("suite_that_exits.py", "import sys\nsys.exit(3)\n", "cannot be imported: SystemExit: 3"),
         ("json.py", "", "json is another module: rename the file"),
+        ("missing/json.py", "", "No such file or directory: '.*/missing'"),
     ],
 )
 def test_a_file_that_is_no_module_of_its_own_is_an_error(
     file: str, source: str, message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / file).write_text(source)
+    (tmp_path / Path(file).name).write_text(source)
     with pytest.raises(SettingsError, match=message):
         load_suite(str(tmp_path / file))
 

@@ -9,6 +9,7 @@ import copy
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, cast
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -124,13 +125,12 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
         is_whole = bool(parts.hostname) and parts.port != 0 and url.isprintable()
     except ValueError:  # the port is no port
         is_whole = False
-    is_whole = is_whole and not options and not parts.fragment
-    if is_whole and not re.fullmatch(NAMESPACE, namespace):
-        raise SettingsError(f"{url!r}: {namespace!r} is no namespace: {NAMESPACE_RULE}")
-    if not is_whole:
+    if not is_whole or options or parts.fragment:
         raise SettingsError(
             f"{url!r}: a server's URL is https://host[:port][/path][?namespace=NAME]"
         )
+    if not re.fullmatch(NAMESPACE, namespace):
+        raise SettingsError(f"{url!r}: {namespace!r} is no namespace: {NAMESPACE_RULE}")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", namespace
 
 
@@ -170,7 +170,7 @@ class ProtocolClient:
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Yield the contexts that have records, of one kernel or of all."""
-        for page in self._pages("/contexts", "after", kernel=kernel):
+        for page in self._pages("/contexts", "after", kernel=kernel, limit=1000):
             yield from self._validate(list[Context], page.get("contexts"))
 
     def records(self, context: Context) -> tuple[Record, ...]:
@@ -404,8 +404,8 @@ class ProtocolClient:
     def _pages(
         self, path: str, following: str, *, root: str | None = None, **params: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yield the pages of a list; the parameter `following` asks for the one after another."""
-        seen: set[Any] = set()
+        """Yield a list's pages, while a server may be silent; `following` asks for the next."""
+        seen, until = set[Any](), time.monotonic() + self._silence
         while True:
             wanted = {name: value for name, value in params.items() if value}
             page = self._json("GET", path, root=root, params=wanted)
@@ -413,8 +413,8 @@ class ProtocolClient:
             params[following] = str(page.get("next") or "")
             if not params[following]:
                 return
-            if params[following] in seen:
-                raise NonsenseError(f"{self.url} lists {path} without end")
+            if params[following] in seen or time.monotonic() > until:
+                raise NonsenseError(f"{self.url} lists {path} without end, or too slowly")
             seen.add(params[following])
 
     def _json(self, method: str, path: str, body: Any = None, **request: Any) -> dict[str, Any]:

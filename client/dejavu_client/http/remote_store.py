@@ -225,8 +225,7 @@ class RemoteStore(Store):
                 self._ask_for_record(context, scenario, min(wait, BUSY_SECONDS))
             is_leased, is_alone = lease.acquire(wait), False
         except RemoteError as error:
-            is_alone = not (isinstance(error, BusyError) and error.status == 429)
-            is_leased = False
+            is_leased, is_alone = False, not (isinstance(error, BusyError) and error.status == 429)
         if not is_leased:
             yield is_alone
             return

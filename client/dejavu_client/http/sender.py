@@ -326,8 +326,7 @@ class Sender(background_threads.Finisher):
         def tell(client: ProtocolClient) -> None:
             for lease in ended:
                 client.release(lease)
-            if misses:
-                client.report_misses(misses)
+            client.report_misses(misses)
 
         if ended or misses:
             with suppress(RemoteError):

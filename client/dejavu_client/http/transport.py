@@ -16,11 +16,12 @@ import re
 import socket
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 # httpx and sockets import these with the first request. A child that is forked while a background
 # thread does that would find them half imported, and could never send anything.
@@ -50,9 +51,6 @@ SLOWEST_UPLOAD = 16 * 1024
 
 LARGEST_BODY = 256 * 2**20
 """Bytes of a decompressed answer beyond which it is not read."""
-
-_ENCODINGS = ("", "identity", "gzip")
-"""What a body may be encoded by. Its expansion is bounded, which that of two encodings is not."""
 
 _LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 """Errors of a connection that a server has closed, as one does that restarts or has been idle."""
@@ -125,8 +123,7 @@ class Transport(background_threads.Finisher):
             NonsenseError: the answer is too large, or compressed in an unknown way.
             SettingsError: the URL is not one.
         """
-        seconds = WHOLE_SECONDS if seconds is None else seconds
-        seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
+        seconds = (seconds or WHOLE_SECONDS) + len(request.get("content", "")) / SLOWEST_UPLOAD
         # The deadline is kept here. A socket's own comes later, where no thread can be started.
         timeout = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
         request |= {"method": method, "url": url, "timeout": timeout}
@@ -135,7 +132,7 @@ class Transport(background_threads.Finisher):
             return self.wait_for(exchange, silence, Waiting(seconds, body_seconds))
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
-        except httpx.DecodingError as error:
+        except zlib.error as error:
             raise NonsenseError(f"{server} sent a damaged gzip stream: {error}") from None
         except SilenceError as error:
             raise SilenceError(f"{server} {error}{_hint(error, repeatable)}") from None
@@ -292,16 +289,19 @@ def _read_no_redirect(response: httpx.Response) -> None:
 
 def _read_body(response: httpx.Response, server: str, largest: int, progress: Waiting) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
+    if encoding not in ("", "identity", "gzip"):  # nothing would bound the expansion of two
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
+    packed = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding == "gzip" else None
     body = bytearray()
     progress.until += progress.body_seconds
-    for piece in response.iter_bytes():
+    for piece in cast(Any, response.stream):  # httpx would pass over what follows a gzip stream
         if time.monotonic() > progress.until:
             raise SilenceError("had not answered in time")
-        body += piece
+        body += packed.decompress(piece, largest + 1 - len(body)) if packed else piece
         if len(body) > largest:
             raise NonsenseError(f"{server} sent more than {size_text(largest)}")
+        if packed and packed.unused_data:  # which may have no end, and zlib keeps all of it
+            raise zlib.error("more follows its end")
     return bytes(body)
 
 

@@ -63,7 +63,10 @@ class ModelConfig(FrozenModel):
     attn_logit_softcapping: float | None = None
 
 
-UNUSUAL = ("kv_lora_rank", "multi_query", "alibi", "global_head_dim", "mamba_", "linear_")
+UNUSUAL = (
+    *("kv_lora_rank", "multi_query", "block_configs", "alibi", "global_head_dim"),
+    *("mamba_", "linear_", "conv_L_cache", "attn_type_list"),
+)
 """Beginnings of the names by which a config asks for attention that it does not describe.
 
 These are latent attention, families that say their KV heads or positions in another way, heads of
@@ -116,6 +119,7 @@ def describe(
             max(kv_heads, ranks) % min(kv_heads, ranks)
         ),
         "config.json has no head_dim": model.model_type.startswith("gemma") and not model.head_dim,
+        "text_config has no KV heads": config.get("text_config") and not model.num_key_value_heads,
         "max-model-len is neither given nor in config.json": not length,
         "the model says how its cache is quantized: give kv-cache-dtype": (
             settings.kv_cache_dtype == "auto"

@@ -320,12 +320,7 @@ def made_up_step(
     shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
 ) -> tuple[StepInputs, LayerFeatures, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a batch as a step and a layer's arguments; all requests read one empty block."""
-
-    def empty(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(*sizes, dtype=dtype, device=device)
-
     tokens, page = sum(batch.new), shape.page
-    begins = torch.tensor([0, *accumulate(batch.new)], dtype=torch.int32)
     keys, values = split_cache(_empty_block(shape, device), shape.head_size)
     if shape.cache_dtype != shape.dtype:
         scale = torch.ones((), dtype=torch.float32, device=device)
@@ -337,11 +332,11 @@ def made_up_step(
         tokens,
         max(batch.new),
         batch.context,
-        begins.to(device),
+        torch.tensor([0, *accumulate(batch.new)], dtype=torch.int32, device=device),
         torch.full((len(batch.new),), max(batch.new), dtype=torch.int32, device=device),
-        empty(len(batch.new), -(-batch.context // page), dtype=torch.int32),
+        torch.zeros(len(batch.new), -(-batch.context // page), dtype=torch.int32, device=device),
     )
-    query = empty(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype)
+    query = torch.zeros(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype, device=device)
     return step, features, query, keys, values
 
 

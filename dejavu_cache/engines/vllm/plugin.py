@@ -89,11 +89,11 @@ def follow_worker(worker_module: Any) -> None:
 
     vLLM's own kernels come from prewarmed folders too, and what they are compiled for is recorded.
     """
-    is_prewarmed = use_prewarmed_binaries()
-    record_launches_of("vllm", "dejavu_cache")
     worker = worker_module.Worker
     load, measure = worker.load_model, worker.determine_available_memory
     warm_up = worker.compile_or_warm_up_model
+    is_prewarmed = use_prewarmed_binaries()
+    record_launches_of("vllm", "dejavu_cache")
 
     @wraps(load)
     def load_model(*args: Any, **kwargs: Any) -> object:
@@ -155,7 +155,7 @@ def register() -> None:
 
     vLLM calls this in each of its processes, through the entry-point group `vllm.general_plugins`.
     """
-    _register_backend()
+    after_import("vllm.v1.attention.backends.registry", offer_backend)
     after_import("vllm.v1.worker.gpu_worker", follow_worker)
     after_import("vllm.v1.engine.input_processor", find_logits_processors)
     if current_settings().install:
@@ -164,16 +164,13 @@ def register() -> None:
         install()
 
 
-def _register_backend() -> None:
-    try:
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-    except ImportError:  # an earlier vLLM, which takes no backends of others
-        return
-    custom = AttentionBackendEnum.CUSTOM
-    if custom.is_overridden() and custom.get_path() != BACKEND:
+def offer_backend(registry: Any) -> None:
+    """Offer the attention backend as vLLM's `CUSTOM`, unless that is another one already."""
+    custom = registry.AttentionBackendEnum.CUSTOM
+    if not custom.is_overridden():
+        registry.register_backend(custom, BACKEND)
+    elif custom.get_path() != BACKEND:
         logger.warning(
             "vLLM's backend CUSTOM is %s already, so that dejavu-cache's attention is not offered",
             custom.get_path(),
         )
-        return
-    register_backend(custom, BACKEND)

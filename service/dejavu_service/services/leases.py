@@ -25,6 +25,10 @@ MOST_LEASES = 2000
 _LeaseId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="A lease, as it was granted")]
 _Seconds = Annotated[StrictFloat, Field(ge=1, le=3600, allow_inf_nan=False)]
 
+_left = leases.c.expires_at - epoch()
+_is_live = _left.between(0.0, 3601.0)
+"""Whether a lease holds: over an hour is left of one only where the clock was put back since."""
+
 
 class LeaseRequest(BaseModel):
     """A scenario to tune, the process that asks for it, and the seconds until the lease expires."""
@@ -63,9 +67,7 @@ def grant_lease(namespace: Namespace, request: LeaseRequest, call: CurrentCall) 
     owner = call.principal.name
     digests = {"context": request.context.digest, "scenario": request.scenario.digest}
     key = {"namespace": namespace, **digests}
-    is_this = and_(*(leases.c[name] == value for name, value in key.items()))
     own = and_(leases.c.holder == request.holder, leases.c.owner == owner)
-    expired = leases.c.expires_at <= epoch()
     with call.database.write() as connection:
         lease_count = count_held(
             connection, leases.c.namespace == namespace, leases.c.owner == owner
@@ -84,19 +86,18 @@ def grant_lease(namespace: Namespace, request: LeaseRequest, call: CurrentCall) 
         statement = statement.on_conflict_do_update(
             index_elements=list(key),
             set_={
-                "id": case((and_(own, ~expired), leases.c.id), else_=new.id),
+                "id": case((and_(own, _is_live), leases.c.id), else_=new.id),
                 "holder": new.holder,
                 "owner": new.owner,
                 "expires_at": new.expires_at,
             },
-            where=or_(expired, own),
+            where=or_(~_is_live, own),
         )
         lease: str | None = connection.execute(statement.returning(leases.c.id)).scalar()
         if lease is not None:
             return Lease(lease=lease, expires_in=request.ttl)
-        query = select(leases.c.expires_at - epoch()).where(is_this)
-        left = connection.execute(query).scalar() or 0.0
-        return Lease(lease=None, expires_in=max(left, 0.0))
+        left = connection.scalar(select(_left).select_from(leases).filter_by(**key))
+        return Lease(lease=None, expires_in=max(left or 0.0, 0.0))
 
 
 @router.put("/{namespace}/leases/{lease}")
@@ -105,9 +106,7 @@ def renew_lease(
     namespace: Namespace, lease: _LeaseId, renewal: Renewal, call: CurrentCall
 ) -> Lease:
     """Extend a lease."""
-    live = and_(
-        leases.c.id == lease, leases.c.namespace == namespace, leases.c.expires_at > epoch()
-    )
+    live = and_(leases.c.id == lease, leases.c.namespace == namespace, _is_live)
     with call.database.write() as connection:
         statement = update(leases).where(live).values(expires_at=epoch() + renewal.ttl)
         if not connection.execute(statement).rowcount:
@@ -120,15 +119,13 @@ def release_lease(namespace: Namespace, lease: _LeaseId, call: CurrentCall) -> N
     """Release a lease, if it is still held."""
     call.principal.require("write", namespace)
     with call.database.write() as connection:
-        connection.execute(
-            delete(leases).where(leases.c.id == lease, leases.c.namespace == namespace)
-        )
+        connection.execute(delete(leases).filter_by(id=lease, namespace=namespace))
 
 
 def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str], str]:
     """List who holds a namespace's leases by the digests of context and scenario."""
     query = select(leases.c.context, leases.c.scenario, leases.c.holder, leases.c.owner).where(
-        leases.c.namespace == namespace, leases.c.expires_at > epoch()
+        leases.c.namespace == namespace, _is_live
     )
     return {
         (context, scenario): f"{holder} by {owner}"
@@ -138,5 +135,5 @@ def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str]
 
 def count_held(connection: Connection, *clauses: ColumnElement[bool]) -> int:
     """Count the leases that have not expired, or those of them that clauses tell."""
-    query = select(func.count()).select_from(leases).where(leases.c.expires_at > epoch(), *clauses)
+    query = select(func.count()).select_from(leases).where(_is_live, *clauses)
     return connection.execute(query).scalar_one()

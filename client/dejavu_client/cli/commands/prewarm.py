@@ -14,7 +14,7 @@ from dejavu_cache.system.notices import counted, size_text
 from ..application import app
 from ..chosen_store import open_existing_store
 from ..errors import require_triton
-from ..options import JsonOption, StoreOption, parse_assignments
+from ..options import JsonOption, StoreOption, parse_assignments, text_option
 from ..output import note, say, show_json, show_progress
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def prewarm(
             metavar="TEXT", help="GPUs whose name in the records contains this; may repeat."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+    out: Annotated[str, text_option("DIR", "The folder to make.")],
     modules: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
@@ -76,13 +76,13 @@ def prewarm(
         options=parse_assignments(option, "--option"),
     )
     show_progress()
-    manifest, notes = build(spec, out, processes=jobs or None)
+    manifest, notes = build(spec, Path(out), processes=jobs or None)
     for text in notes:
         note(text)
     if as_json:
         show_json({"notes": notes, **manifest.model_dump(mode="json", exclude={"files"})})
     else:
-        _say_result(manifest, out)
+        _say_result(manifest, Path(out))
 
 
 def _devices(texts: list[str], recorded: set[str]) -> tuple[str, ...]:
@@ -105,4 +105,4 @@ def _say_result(manifest: Manifest, out: Path) -> None:
         f"for {', '.join(manifest.targets)}"
     )
     say(f"{size_text(size)} by {manifest.wheel}")
-    say(f"run with {PREFIX}URL=prewarmed://{out.absolute()}")
+    say(f"run with {PREFIX}URL=prewarmed{out.absolute().as_uri().removeprefix('file')}")

@@ -1,5 +1,6 @@
 """`export` and `import`: copies of records between stores and files, and tables for engines."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import PATIENCE, FileStore, Store, TieredStore, tiers_of
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
+from dejavu_cache.system.safe_files import MAX_BYTES, read_file
 from dejavu_cache.triton_internals.environment import triton_version
 
 from ..application import app
@@ -150,44 +152,42 @@ def import_records(
         merge_acknowledged((one for reader in readers for one in reader()), target)
 
 
-def _record_texts(file: str) -> list[tuple[str, str]]:
+def _record_texts(file: str) -> list[tuple[bytes, str]]:
     """Return the texts of a file's record sets, or of standard input's (`-`), and their places.
 
     It is an export, or a store's own file. All texts can be parsed; they take a fraction of their
     records' memory. Those without records are left out.
     """
     try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        text = content.decode()
+        if file == "-":
+            content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            content = read_file(Path(os.path.realpath(file)))
+        if len(content) > MAX_BYTES:
+            raise OSError(0, "File too large")
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise _refuse(file, str(error)) from None
     # A line of an export is a whole object; a store's own file, also if reformatted, has several.
-    if text.lstrip().partition("\n")[0].rstrip().endswith("}") or "\n" not in text.strip():
-        lines = enumerate(text.split("\n"), 1)
+    if content.lstrip().partition(b"\n")[0].rstrip().endswith(b"}") or b"\n" not in content.strip():
+        lines = enumerate(content.split(b"\n"), 1)
         texts = [(line, f"{file}, line {number}") for number, line in lines if line.strip()]
     else:
-        texts = [(text, file)]
+        texts = [(content, file)]
     try:
         return [(text, place) for text, place in texts if _parse(text, place).records]
     except NewerFormatError as error:
         raise StoreError(f"{error}, and nothing was imported") from None
 
 
-def _parse(text: str, place: str) -> RecordSet:
+def _parse(text: bytes, place: str) -> RecordSet:
     """Parse a record set; one damaged record makes it an error, unlike in a store."""
     try:
         return read_set(text, place)
     except DamagedRecordsError as error:
-        raise _refuse(place, str(error).removeprefix(f"{place} is damaged: ")) from None
-
-
-def _refuse(place: str, problem: str) -> DamagedRecordsError:
-    return DamagedRecordsError(
-        f"{place} is damaged, so nothing was imported; repair it, get it again or leave it out: "
-        f"{problem}"
-    )
+        raise DamagedRecordsError(
+            f"{place} is damaged, so nothing was imported; repair it, get it again or leave it "
+            f"out: {str(error).removeprefix(f'{place} is damaged: ')}"
+        ) from None
 
 
 def _count_kernels(contexts: list[Context]) -> str:
