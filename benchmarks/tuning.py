@@ -119,6 +119,9 @@ def run_process(*arguments: str, cache: Path) -> Any:
         **os.environ,
         "TRITON_CACHE_DIR": str(cache),
         "DEJAVU_CACHE_URL": str(cache / "store"),
+        # As installed: the first process compiles Python's modules for the others.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(cache.parent / "bytecode"),
     }
     environment.pop("DEJAVU_CACHE_MODE", None)
     done = subprocess.run(

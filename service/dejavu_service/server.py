@@ -127,7 +127,7 @@ class Gate:
         self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its principal in `scope["principal"]`, or refuse it."""
+        """Pass a request on, with its `principal` and `caller` in its scope, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -156,6 +156,7 @@ class Gate:
         passage.timer = loop.call_later(passage.seconds, passage.end)
         try:
             scope["principal"] = await self._authenticate(scope, passage)
+            scope["caller"] = passage.caller
             await self._app(scope, receive, passage.send)
         except asyncio.CancelledError:
             if not passage.is_overdue:

@@ -53,15 +53,12 @@ def test_a_server_serves_again_once_a_flood_has_ended(server: Running) -> None:
 
 
 def ask(
-    gate: ASGIApp,
-    path: str = "/style.css",
-    headers: Any = (),
-    read: Callable[[Any], Awaitable[None]] | None = None,
+    gate: ASGIApp, path: str = "/login", headers: Any = (), read: Any = None, address: str = "::1"
 ) -> asyncio.Task[list[int]]:
     """Send a request to an app behind the gate; its statuses are those of what it sent."""
     statuses: list[int] = []
     scope: Any = {"type": "http", "method": "GET", "path": path, "headers": headers}
-    scope["query_string"] = b""
+    scope |= {"query_string": b"", "client": (address, 1)}
 
     async def receive() -> Any:
         await asyncio.sleep(3600)
@@ -94,7 +91,7 @@ async def test_a_request_that_does_not_end_is_ended(
     long_paths = "/v1/x/import", "/v1/x/quarantines", "/v1/x/quarantines/1"
     monkeypatch.setattr(edge, "_SECONDS", 0.05)
     # Without a token, these would be refused; they stand for requests of any kind.
-    monkeypatch.setattr(edge, "_WITHOUT_TOKEN", {"/style.css", "/favicon.ico", *long_paths})
+    monkeypatch.setattr(edge, "_WITHOUT_TOKEN", {"/login", "/favicon.ico", *long_paths})
     settings = ServerSettings(database=sqlite_url, max_concurrent_requests=1)
     gate = Gate(wait_for_body, Server(settings))
     first, another, health = ask(gate), ask(gate), ask(gate, "/livez")
@@ -131,6 +128,7 @@ async def test_exports_that_nobody_reads_leave_room_for_other_requests(
     while len(unread) < 2:
         await asyncio.sleep(0.01)
     assert (await ask(app, "/v1/main/export", local))[0] == 503
+    assert (await ask(app, "/v1/main/export", local, address="192.0.2.1"))[0] == 200
     assert (await ask(app, "/v1/main/contexts", local))[0] == 200
     await cancel(*waiting)
     assert (await ask(app, "/v1/main/export", local))[0] == 200
@@ -176,7 +174,7 @@ async def test_one_caller_leaves_some_requests_to_the_others(gate: Gate, sqlite_
 
     async def start(headers: Any, count: int) -> None:
         waiting.append(ask(gate, "/v1/main/contexts", headers))
-        while gate._held["unknown"] or gate._held.total() < count:
+        while gate._held["::1"] or gate._held.total() < count:
             await asyncio.sleep(0.01)
 
     await start(greedy, 1)

@@ -28,7 +28,7 @@ from dejavu_cache.system.notices import counted, printable_output
 
 from ..errors import NotFoundError
 from ..server import is_page
-from ..services.access import ANYBODY, NOBODY, READER
+from ..services.access import ANYBODY, READER
 from ..services.requests import Call
 from ..storage.sql import to_datetime
 
@@ -82,8 +82,7 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            who = request.scope.get("principal", NOBODY).name
-            async with request.app.state.server.rendering.turn(who):
+            async with request.app.state.server.rendering.turn(request.scope["caller"]):
                 return await handler(request)
 
         return handle_in_turn

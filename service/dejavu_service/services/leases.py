@@ -119,9 +119,7 @@ def release_lease(namespace: Namespace, lease: _LeaseId, call: CurrentCall) -> N
     """Release a lease, if it is still held."""
     call.principal.require("write", namespace)
     with call.database.write() as connection:
-        connection.execute(
-            delete(leases).where(leases.c.id == lease, leases.c.namespace == namespace)
-        )
+        connection.execute(delete(leases).filter_by(id=lease, namespace=namespace))
 
 
 def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str], str]:

@@ -179,7 +179,7 @@ class ReadRoute(APIRoute):
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self  # for metrics and logs
         server = scope["app"].state.server
-        call = Call(scope["principal"], server, server.database)
+        call = Call(scope["principal"], server, server.database, scope["caller"])
         response = await self.endpoint(**scope["path_params"], request=Request(scope), call=call)
         await response(scope, receive, send)
 
@@ -247,7 +247,7 @@ async def _read(
             return _respond(Answer(current.revision, None), b"")
         answer = reader.recall(key, part, current.revision)
         if answer is None:
-            async with call.server.rendering.turn(call.principal.name):
+            async with call.server.rendering.turn(call.caller):
                 answer = await reader.read(key, part, current.revision)
     if answer is None or answer.body is None:
         if missing is not None:

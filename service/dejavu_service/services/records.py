@@ -304,7 +304,7 @@ def tag_of(text: str) -> str:
 @accepts("read", 4 * 2**20, writes=False)
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
-    async with call.server.rendering.turn(call.principal.name):
+    async with call.server.rendering.turn(call.caller):
         return json_response(await run_in_threadpool(_revalidate, call, namespace, copies))
 
 

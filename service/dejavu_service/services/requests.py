@@ -83,19 +83,22 @@ class Call(NamedTuple):
     """The principal who makes a request, and the server that answers it, with its database.
 
     Attributes:
+        caller: For whom its turns count: the principal, or an address without a token.
         credential: The token that the request presented, if it presented one.
     """
 
     principal: Principal
     server: Server
     database: Database
+    caller: str = ""
     credential: str | None = None
 
 
 async def _current_call(request: Request) -> Call:
     server: Server = request.app.state.server
     scope = request.scope
-    return Call(scope["principal"], server, server.database, scope.get("credential"))
+    named = scope["caller"], scope.get("credential")
+    return Call(scope["principal"], server, server.database, *named)
 
 
 CurrentCall = Annotated[Call, Depends(_current_call)]
@@ -161,7 +164,7 @@ class _StrictRoute(APIRoute):
             server: Server = request.app.state.server
             namespace = request.path_params.get("namespace")
             async with AsyncExitStack() as turns:
-                principal: Principal = request.scope["principal"]
+                principal, caller = request.scope["principal"], request.scope["caller"]
                 if model is not None and rule is not None:
                     if rule.role is not None:
                         principal.require(rule.role, namespace or EVERYWHERE)
@@ -173,7 +176,7 @@ class _StrictRoute(APIRoute):
                     # FastAPI only asks whether there is a body, and for the value of its JSON.
                     request._body, request._json = b"{}" if body else b"", body
                 if writes:
-                    await turns.enter_async_context(server.writing.turn(namespace, principal.name))
+                    await turns.enter_async_context(server.writing.turn(namespace, caller))
                 return await respond(request)
 
         return handle if writes or model is not None else respond
@@ -193,7 +196,7 @@ async def _read_json(
     if sent_type.strip().lower() != "application/json":
         raise BadMediaError("the body must be JSON: send  Content-Type: application/json")
     if int(request.headers.get("content-length", max_bytes)) > _LARGE:
-        turn = request.app.state.server.bodies.turn(request.scope["principal"].name)
+        turn = request.app.state.server.bodies.turn(request.scope["caller"])
         await turns.enter_async_context(turn)
     body = bytearray()
     async for chunk in body_chunks(request, max_bytes):

@@ -96,7 +96,7 @@ class _Export(StreamingResponse):
         self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._call.server.transfers.turn(self._call.principal.name):
+        async with self._call.server.transfers.turn(self._call.caller):
             await super().__call__(scope, receive, send)
 
     async def _while_valid(self, lines: Iterator[str]) -> AsyncIterator[str]:
@@ -105,9 +105,9 @@ class _Export(StreamingResponse):
         Raises:
             AccessDeniedError: The token has expired or was revoked.
         """
-        principal, server, _, credential = self._call
+        _, server, _, caller, credential = self._call
         async for line in iterate_in_threadpool(lines):
-            if credential and await server.principals.find(credential, principal.name) is None:
+            if credential and await server.principals.find(credential, caller) is None:
                 raise errors.AccessDeniedError(
                     "the token has expired or was revoked during the export"
                 )
@@ -152,10 +152,10 @@ def _export_lines(call: Call, namespace: str, kernel: str | None) -> Iterator[st
 async def import_records(namespace: Namespace, request: Request, call: CurrentCall) -> Imported:
     """Merge the lines of an export; if one is malformed, nothing is imported."""
     call.principal.require("admin", namespace)
-    async with call.server.transfers.turn(call.principal.name):
+    async with call.server.transfers.turn(call.caller):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
             await _receive(request, lines, call.server.settings.max_import)
-            async with call.server.writing.turn(namespace, call.principal.name):
+            async with call.server.writing.turn(namespace, call.caller):
                 is_stopping = call.server.stopping.is_set
                 work = (call.database, call.principal, namespace, lines, is_stopping)
                 return await run_in_threadpool(import_lines, *work)
