@@ -292,7 +292,8 @@ def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
         has_scales="k_scale" in dtypes,
     )  # fmt: skip
     shape = (model, page, getattr(torch, dtypes["q"]))
-    for composition in _compositions(str(scenario), *(int(args[name] or 0) for name in KEYS[:3])):
+    sizes = (int(BUCKETS[name](args[name]) or 0) for name in KEYS[:3])  # a miss may ask for any
+    for composition in _compositions(str(scenario), *sizes):
         if scenario_arguments(implementation, composition, shape, args) == args:
             return case_of(implementation, composition, shape)
     return None

@@ -75,7 +75,7 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
     "change",
     [
         {"args": {"decode_share": 100, "avg_query": 2}},
-        {"args": {"KV_HEADS": 2, "avg_query": 1 << 14}},
+        {"args": {"KV_HEADS": 2, "avg_query": 1 << 14, "num_seqs": 1 << 60}},
     ],
 )
 def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str, Any]) -> None:
