@@ -87,7 +87,8 @@ DOUBT = 5.0
 measured first is what they call fast, and some of that is. When the likelier of both decided alone,
 wrong records ended 16 of 420 tunes too early, one at three times the best's time."""
 
-_BLAS = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+# NumPy's module that calls BLAS, or the program where no file is known of that module.
+_BLAS = ctypes.CDLL(getattr(getattr(np.linalg, "_umath_linalg", None), "__file__", None))
 _counting = ForkLock()
 """Held while NumPy has one thread, so that the number before is restored."""
 

@@ -22,7 +22,6 @@ _ABSENT = object()
 
 _PLAIN_TYPES = frozenset({int, bool, str, bytes, type(None)})
 
-
 _SEE_ALL_VARIABLES = frozenset({"locals", "vars", "eval", "exec", "inspect", "sys", "_getframe"})
 """Names by which a function can reach a variable that its code does not name."""
 

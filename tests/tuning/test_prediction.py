@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 import random
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -128,12 +130,16 @@ def test_what_a_tune_saves_is_predicted_by_the_times_of_other_scenarios() -> Non
     assert expect_saving(asked._replace(config=Config(params={"BM": 1})), {}, NEIGHBOURS) is None
 
 
-def test_numpy_has_one_thread_for_a_model_and_then_all_again() -> None:
+def test_numpy_has_one_thread_for_a_model_and_then_all_again(monkeypatch: Any) -> None:
     count = ctypes.CDLL(np.linalg._umath_linalg.__file__).scipy_openblas_get_num_threads64_
     counts = [count()]
     with one_thread():
         counts.append(count())
     assert counts == [count(), 1]
+    monkeypatch.delattr(np.linalg, "_umath_linalg")  # as where NumPy is linked into the program
+    monkeypatch.delitem(sys.modules, one_thread.__module__)
+    with importlib.import_module(one_thread.__module__).one_thread():
+        pass
 
 
 def test_where_nothing_is_known_the_default_is_not_outdone() -> None:
