@@ -39,7 +39,7 @@ JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
 """An integer that an argument of a kernel can hold: any of i64 or u64."""
 
 GENERATED_MODULE = "generated-module"
-"""Stands for a module whose name another process would not have; no module is called so."""
+"""Stands for a module whose name was made by chance or from a digest; none is called so."""
 
 MOST_CHARACTERS = 500
 """Limit of a string in a record."""

@@ -106,7 +106,7 @@ class Resolution:
             lines.append(f"  not tuned, since no results can be compared: {self.not_tuned}")
         lines += [f"  not compared: {reason}" for reason in self.not_compared]
         if self.context.kernel.name.startswith(GENERATED_MODULE):
-            lines.append("  its module's name is of this process alone: it is found by its code")
+            lines.append("  its module's name was generated: it is found by its code")
         if self.not_stored:
             lines.append(f"  not stored: {self.not_stored}")
         lines += [f"  differs in {difference}" for difference in self.differences]

@@ -337,8 +337,8 @@ class Tune:
         warn_once(
             f"failures {request.context.kernel.name}",
             f"{request.name}: no config has a usable timing: the device has no memory left for "
-            "some, or other processes recorded failures, which `dejavu-cache show` lists; the "
-            "launch runs a fallback",
+            "some, their times are below a nanosecond, or other processes recorded failures, which "
+            "`dejavu-cache show` lists; the launch runs a fallback",
         )
         measured = self._record.by_config
         if any(config in measured and measured[config].skipped for config in request.declared):

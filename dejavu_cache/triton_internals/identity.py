@@ -154,8 +154,8 @@ def _decoration(function: Any) -> Iterator[str]:
 def kernel_name(kernel: Any) -> str:
     """Return where a kernel is defined: its module and qualified name.
 
-    The module of a script is what it would be imported as. A module whose name belongs to one
-    process is called `GENERATED_MODULE`: its kernels are told apart by their code.
+    The module of a script is what it would be imported as. One whose name was made by chance or
+    from a digest is called `GENERATED_MODULE`: its kernels are told apart by their code.
     """
     function = python_function(kernel)
     module = module_name(function)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 from support.kernels import ADD, load
 
@@ -24,10 +25,10 @@ from dejavu_cache.triton_internals.identity import identify, is_decorated_alike,
         "activation_3fa9c2b41d5e6f70",
     ],
 )
-def test_a_module_of_one_process_is_named_by_its_code(tmp_path: Path, module: str) -> None:
+def test_a_module_with_a_generated_name_is_known_by_its_code(tmp_path: Path, module: str) -> None:
     kernel = load(tmp_path / "kernels.py", name=module).add
     assert kernel_name(kernel) == f"{GENERATED_MODULE}.add"
-    assert "found by its code" in str(kernel.explain(*[_tensor()] * 2, 16))
+    assert "found by its code" in str(kernel.explain(*[torch.zeros(16)] * 2, 16))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,6 @@ def test_a_worker_that_was_started_names_a_scripts_kernel_as_the_script_does(
         monkeypatch.setitem(sys.modules, name, script)
         monkeypatch.setattr(script, "__spec__", None)
         assert kernel_name(script.add) == "script.add"
-
-
-def _tensor() -> Any:
-    import torch
-
-    return torch.zeros(16)
 
 
 def source(tmp_path: Path, before: str = "", after: str = "", folder: str = "a") -> str:
