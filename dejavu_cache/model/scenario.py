@@ -71,7 +71,7 @@ def is_scalar(value: object) -> bool:
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
 Milliseconds = Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]
-_Count = Annotated[StrictInt, Field(ge=0)]
+_Count = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 
 
 CLOCK_TOLERANCE = timedelta(days=1)

@@ -301,9 +301,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         try:
             if "grid" not in kwargs or kwargs.get("warmup"):
                 return Launch(self, args, kwargs).run()[0]
-            grid = kwargs.pop("grid")
             kwargs.pop("warmup", None)
-            return self._launch(grid, args, kwargs)
+            return self._launch(kwargs.pop("grid"), args, kwargs)
         except Exception as error:
             drop_own_frames(error)
             raise

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..system.background_threads import let_signals_through
 from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.versions import (
@@ -93,7 +94,9 @@ class HotPath:
                     key = form_read(args, kwargs), key
                 config, content, tuned, until, launches, name, kernel, call = ready[key]
                 is_ready = config.__dict__ == content
-            except Exception:  # unknown key, or an error that Triton's own path will report
+            except Exception as error:  # unknown key, or what Triton's own path will report
+                if not isinstance(error, (KeyError, TypeError)):
+                    let_signals_through(error)
                 is_ready = False
             if (
                 not is_ready

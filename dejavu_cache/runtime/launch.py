@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DejavuError, NoValidConfigError, ScenarioNotTuned, UncomparedResultsError
 from ..model.selection import distance
 from ..settings import Mode, current_settings
-from ..system.background_threads import is_from_signal_handler
+from ..system.background_threads import is_from_signal_handler, let_signals_through
 from ..system.import_hooks import after_import
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import DeclaredConfigs, describe
@@ -396,8 +396,7 @@ def is_left_to_triton(autotuner: CachedAutotuner) -> bool:
                 build_driver_aside()
             toolchain_on(autotuner.device())
         except Exception as error:
-            if is_from_signal_handler(error):
-                raise
+            let_signals_through(error)
             warn_once("device", f"kernels are tuned by Triton alone: {error}")
             return True
         _ = autotuner.declaration  # what is wrong with it shows here

@@ -7,6 +7,7 @@ kernel nor parameter.
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union
@@ -215,13 +216,14 @@ def _mistakes_in_default(default: Any, configs: Sequence[TritonConfig]) -> Itera
 
     A `ConfigSpace` is not searched: its configs depend on the GPU, and there may be none yet.
     """
-    is_space = isinstance(configs, ConfigSpace)
+    space = configs if isinstance(configs, ConfigSpace) else None
     if isinstance(default, Mapping):
-        values = sorted(configs.names) if isinstance(configs, ConfigSpace) else _names_of(configs)
+        named = itertools.chain(*(config.all_kwargs() for config in (() if space else configs)))
+        values = sorted(space.names) if space else [*dict.fromkeys(named)]
         for name in default:
             if name not in values:
                 yield f"default={default!r}: no config sets {name!r}: {did_you_mean(name, values)}"
-        if not is_space and config_with(default, configs) is None:
+        if not space and config_with(default, configs) is None:
             yield (
                 f"default={default!r}: none of the {len(configs)} declared configs has these "
                 "values: name those of one"
@@ -231,15 +233,11 @@ def _mistakes_in_default(default: Any, configs: Sequence[TritonConfig]) -> Itera
             f"default={default!r}: give a triton.Config, its values by name, or a function from "
             "the launch's arguments by name to one"
         )
-    elif not (callable(default) or is_space or describe(default) in map(describe, configs)):
+    elif not (callable(default) or space or describe(default) in map(describe, configs)):
         yield (
             f"default=({default}) is not among the {len(configs)} declared configs: add it to "
             "configs, or choose one of them"
         )
-
-
-def _names_of(configs: Sequence[TritonConfig]) -> list[str]:
-    return list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
 
 
 def _unknown_arguments(parameter: str, names: object, arg_names: Sequence[str]) -> Iterator[str]:

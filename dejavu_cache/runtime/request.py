@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..model.record import Record
 from ..model.scenario import GENERATED_MODULE, Config, Context, Difference, Scenario
-from ..system.background_threads import is_from_signal_handler
+from ..system.background_threads import let_signals_through
 from ..system.notices import counted
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.measurement_marks import MeasurementMark
@@ -188,8 +188,7 @@ class Request:
             sizes = grid(named) if callable(grid) else grid
             return sizes is not None and min(map(int, sizes), default=1) <= 0
         except Exception as error:
-            if is_from_signal_handler(error):
-                raise
+            let_signals_through(error)
             return False
 
     def refuse_conflicts(self) -> None:

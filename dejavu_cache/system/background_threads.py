@@ -297,13 +297,20 @@ def is_from_signal_handler(error: BaseException) -> bool:
     )
 
 
+def let_signals_through(error: BaseException) -> None:
+    """Raise an error that its caller would drop, if a signal handler of this program raised it."""
+    if is_from_signal_handler(error):
+        raise error
+
+
 def causes_of(error: BaseException | None, *, contexts: bool) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from, and if wanted what it was raised beside."""
+    """Yield an error and its causes, also if `from None` hides them, and all contexts if wanted."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or (error.__context__ if contexts else None)
+        is_cause = contexts or error.__suppress_context__
+        error = error.__cause__ or (error.__context__ if is_cause else None)
 
 
 def _code_of(handler: object) -> types.CodeType | None:

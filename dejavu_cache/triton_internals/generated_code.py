@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config
+from ..system.background_threads import let_signals_through
 from ..system.notices import logger
 from .compilation import Compilation, compile_config, encode_launch, launch_of, recreate_compilation
 from .config_names import describe
@@ -122,6 +123,7 @@ def generates_equal_code(
             compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
             code = code_of_text(_generate(compilation))
         except Exception as error:  # the kernel's author may have written anything
+            let_signals_through(error)
             logger.debug("%s cannot be generated: %r", function.__name__, error)
             continue
         if code == launch.code:
@@ -159,7 +161,8 @@ def find_other_code(
         compiled = compile_config(autotuner, config, args, kwargs)
         code = code_of_binary(compiled)
         now = encode_launch(compiled.src, config.all_kwargs())
-    except Exception:  # the launch itself reports it
+    except Exception as error:  # the launch itself reports it
+        let_signals_through(error)
         return None
     if code is None:
         return None

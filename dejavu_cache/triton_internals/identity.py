@@ -12,7 +12,6 @@ import dataclasses
 import enum
 import hashlib
 import inspect
-import os
 import re
 import sys
 import uuid
@@ -160,8 +159,7 @@ def kernel_name(kernel: Any) -> str:
     """
     function = python_function(kernel)
     module = module_name(function)
-    is_generated = str(os.getpid()) in module or any(map(_RANDOM.fullmatch, module.split(".")))
-    place = GENERATED_MODULE if is_generated else module
+    place = GENERATED_MODULE if any(map(_RANDOM.fullmatch, module.split("."))) else module
     return as_text(f"{place}.{function.__qualname__}")
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..system.background_threads import causes_of, is_from_signal_handler, start_thread
+from ..system.background_threads import causes_of, let_signals_through, start_thread
 from ..system.notices import whoami
 from ..triton_internals.compilation import (
     await_kernel,
@@ -59,8 +59,7 @@ _LOST_CONTEXT = re.compile(
 
 def failure_of(error: BaseException) -> Failure | None:
     """Return the failure to record for a benchmark's error, or None if it is not the config's."""
-    if is_from_signal_handler(error):
-        return None
+    let_signals_through(error)
     from ..triton_internals.versions import CompilationError, OutOfResources, PTXASError
 
     reason = _short(error)
@@ -90,8 +89,7 @@ def compile_failure_of(error: BaseException, passed: Collection[str] = ()) -> Fa
         names = "|".join(map(re.escape, passed))
         if re.search(rf"\b(?:{names})\b", str(error)):
             return None
-    if is_from_signal_handler(error):
-        return None
+    let_signals_through(error)
     if isinstance(error, OSError):
         return Failure(kind="skipped", reason=_short(error))
     refused = isinstance(error, (ValueError, AssertionError)) or (
@@ -119,8 +117,10 @@ def forget_frames(error: BaseException) -> None:
     """Let go of the frames that an error passed, whose variables hold a launch's arguments.
 
     An error that is kept, and passes a frame that refers to what keeps it, would hold them until
-    the garbage collector runs, which does not see how much memory a device has left.
+    the garbage collector runs, which does not see how much memory a device has left. What a signal
+    handler raised, which only its frames show, is raised again.
     """
+    let_signals_through(error)
     for cause in causes_of(error, contexts=True):
         cause.__traceback__ = None
 
@@ -303,8 +303,7 @@ def compile_together() -> Iterator[dict[Any, tuple[Any, Any]] | None]:
                 try:
                     await_kernel(compiled)  # Triton has the kernel from then on
                 except Exception as error:
-                    if is_from_signal_handler(error):
-                        raise
+                    let_signals_through(error)
     finally:
         _begun.reset(token)
         for function, _ in begun.values():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..model.record import NO_MEMORY, NOT_COPYABLE
-from ..system.background_threads import is_from_signal_handler
+from ..system.background_threads import let_signals_through
 from ..triton_internals.identity import dtype_name
 from .compile_ahead import is_out_of_memory
 
@@ -122,8 +122,7 @@ def copyable_tensors(
             if element.is_floating_point():
                 element.to(torch.float32)
         except Exception as error:
-            if is_from_signal_handler(error):
-                raise
+            let_signals_through(error)
             reason = (str(error).splitlines() or [""])[0][:300]
             reasons[name] = f"{NOT_COPYABLE}: {type(error).__name__}: {reason}"
         else:
@@ -149,8 +148,9 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
     for name, value in values.items():
         if isinstance(value, (tuple, list)):
-            for index, part in enumerate(value):
-                yield from _named_tensors({f"{name}[{index}]": part})
+            yield from _named_tensors(
+                {f"{name}[{index}]": part for index, part in enumerate(value)}
+            )
             continue
         tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
         if isinstance(tensor, torch.Tensor):
@@ -330,8 +330,7 @@ def load_comparison(arguments: Mapping[str, Any]) -> None:
             try:
                 compare_ones(tensor.dtype, tensor.device)
             except Exception as error:  # a comparison meets it too, if there is one
-                if is_from_signal_handler(error):
-                    raise
+                let_signals_through(error)
 
 
 @cache

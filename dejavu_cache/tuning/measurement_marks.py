@@ -143,14 +143,11 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
 
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
-    folder, prefix = user_folder("measuring"), f"{context.digest}-{scenario.digest}-"
-    names, suspects = list[str](), list[Suspect]()
+    suspects = list[Suspect]()
     with suppress(OSError):
-        names = os.listdir(folder)
-    for name in names:
-        if name.startswith(prefix):
+        for path in user_folder("measuring").glob(f"{context.digest}-{scenario.digest}-*"):
             with suppress(OSError, ValidationError):
-                if suspect := _read(folder / name):
+                if suspect := _read(path):
                     suspects.append(suspect)
     return suspects
 

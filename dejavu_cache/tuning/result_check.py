@@ -40,7 +40,7 @@ from ..model.record import (
     reasons_not_compared,
     sum_up,
 )
-from ..system.background_threads import is_from_signal_handler
+from ..system.background_threads import let_signals_through
 from ..system.notices import logger, warn_once
 from ..triton_internals.argument_access import Accesses, accesses_of_kernel, watch_interpreter
 from ..triton_internals.compilation import compile_config
@@ -308,8 +308,7 @@ class ResultCheck:
                 kernel = compile_config(launch.autotuner, config, launch.args, launch.kwargs)
                 self._seen[id(config)] = accesses_of_kernel(kernel)
             except Exception as error:  # the launch will raise it, too
-                if is_from_signal_handler(error):
-                    raise
+                let_signals_through(error)
         return self._seen.get(id(config))
 
     @contextmanager

@@ -102,7 +102,7 @@ class ConfigLaunch(TimedLaunch):
         grid = self._current.get("grid")
         with suppress(Exception):  # whatever it raises, the launch raises too
             sizes: Any = grid(dict(self._named)) if callable(grid) else grid
-            return math.prod(map(int, sizes))
+            return max(math.prod(map(int, sizes)), 0)
         return None
 
     @property

@@ -43,12 +43,12 @@ def bench(kernel_call, quantiles):
 
 
 class Logged:
-    def __init__(self, fn):
-        self.fn, self.arg_names = fn, fn.arg_names
+    def __init__(self, fn, form="{n} {BLOCK}"):
+        self.fn, self.arg_names, self.form = fn, fn.arg_names, form
 
     def run(self, *args, **kwargs):
         global latest
-        latest = f"{args[2]} {kwargs['BLOCK']}"
+        latest = self.form.format(n=args[2], **kwargs)
         return self.fn.run(*args, **kwargs)
 
 
@@ -95,13 +95,6 @@ draw = cached_autotune(
 draw.fn = LoggedDraw(draw.fn)
 
 
-class LoggedSpace(Logged):
-    def run(self, *args, **kwargs):
-        global latest
-        latest = f"{args[2]} {kwargs['BLOCK']} {kwargs['num_warps']} {kwargs['num_stages']}"
-        return self.fn.run(*args, **kwargs)
-
-
 def bench_space(kernel_call, quantiles):
     """Be fastest with a block of four times the square root, four warps and two stages."""
     kernel_call()
@@ -121,7 +114,7 @@ space = cached_autotune(
     prune_configs_by={"early_config_prune": no_larger_blocks},
     do_bench=bench_space,
 )(add_one)
-space.fn = LoggedSpace(space.fn)
+space.fn = Logged(space.fn, "{n} {BLOCK} {num_warps} {num_stages}")
 
 
 def space_cases(sizes, draws="1"):

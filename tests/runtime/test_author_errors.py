@@ -1,11 +1,14 @@
 """An error in the author's code reaches the author as Triton raises it, without our calls."""
 
+import itertools
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -146,3 +149,32 @@ def test_a_kernel_that_does_not_compile_raises_what_the_compiler_says() -> None:
             assert not our_calls(error)
         assert said[0] == said[1]
         assert said[0][0] == kind
+
+
+@in_own_process(TRITON_INTERPRET="0")
+def test_no_launch_drops_the_error_of_a_signal_handler() -> None:
+    """Neither while a recorded config compiles, nor on the hot path."""
+    from support.compiling_gpu import pretend_gpu
+
+    def make() -> Any:
+        decorate = partial(cached_autotune, do_bench=equal_times, check=False, store=store)
+        kernel = decorate(configs(), ["n"])(triton.jit(add_one.fn))
+        return partial(kernel[(1,)], torch.zeros(64), 64)
+
+    def meet_one_signal(owner: Any, name: str, launch: Callable[[], object]) -> None:
+        really, calls = getattr(owner, name), itertools.count()
+
+        def fail_at_first(*args: Any, **named: Any) -> Any:
+            return really(*args, **named) if next(calls) else fail()
+
+        with patch.object(owner, name, fail_at_first), pytest.raises(AuthorError):
+            launch()
+
+    pretend_gpu("cuda:90")
+    signal.signal(signal.SIGUSR1, fail)
+    store = MemoryStore()
+    known = make()
+    known()
+    known()
+    meet_one_signal(triton.compiler, "compile", make())
+    meet_one_signal(triton.runtime.driver.active, "get_current_device", known)

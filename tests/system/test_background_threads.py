@@ -208,12 +208,15 @@ def caught(handler: Any) -> BaseException:
     "handler", [raise_limit, Limit().raise_it, Limit(), partial(partial(raise_limit), 1)]
 )
 def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
-    """Also where Triton raises another one from it."""
-    error, wrapped = caught(handler), RuntimeError("while it compiled")
-    wrapped.__cause__ = error
-    assert is_from_signal_handler(error)
-    assert is_from_signal_handler(wrapped)
-    assert compile_failure_of(error) is None, "it is no config's"
+    """Also where Triton raises another one from it, or from None."""
+    error, wrapped, hiding = caught(handler), *map(RuntimeError, ("while it", "compiled"))
+    wrapped.__cause__ = hiding.__context__ = error
+    assert all(map(is_from_signal_handler, (error, wrapped)))
+    assert not is_from_signal_handler(hiding), "it was raised while another one was handled"
+    hiding.__suppress_context__ = True
+    assert is_from_signal_handler(hiding)
+    with pytest.raises(TimeoutError):  # it is no config's
+        compile_failure_of(error)
 
 
 def test_other_errors_are_told_apart() -> None:

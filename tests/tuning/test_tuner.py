@@ -224,6 +224,7 @@ def test_only_what_an_ordinary_launch_runs_is_timed() -> None:
     launched.end()
     note("ended")
     assert seen == [("begun", 0, 0), ("config's hook", 0, 0), ("ran", 1, 1), ("ended", 0, 1)]
+    assert ConfigLaunch(launch._replace(kwargs={"grid": (-2,)}), config).programs == 0
 
 
 @pytest.mark.parametrize(
