@@ -232,8 +232,8 @@ def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Pop
         env=dict(environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         encoding="utf-8",
+        errors="replace",  # what a library prints as it is imported is no event, and no error
         start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
     )
 

@@ -261,6 +261,8 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
 
 def test_together_they_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
+    (tmp_path / "sitecustomize.py").write_text("import os; os.write(1, b'\\xff\\n')")
+    monkeypatch.syspath_prepend(str(tmp_path))
     alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
     together = binaries(tmp_path / "together\udcff", *ARCHITECTURES)
     assert len(together) == 2
