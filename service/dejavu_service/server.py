@@ -52,7 +52,7 @@ _BODIES = 3
 """Large bodies in memory at a time, of which one principal has two at most: each has up to 4 MiB,
 and what is wrong with it may take 50 MiB to say."""
 _RENDERED = 4
-"""Pages, and answers with records, made at a time: each may take long and much memory."""
+"""Pages, lists, and answers with records, made at a time: each may take long and much memory."""
 _TRANSFERS = 16
 """Imports and exports at a time: each takes memory until its client has sent or read it."""
 _SHARE = 0.9

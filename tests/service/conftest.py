@@ -193,8 +193,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a database without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
-    made: str = request.getfixturevalue("empty_postgres")
-    return made
+    return str(request.getfixturevalue("empty_postgres"))
 
 
 @pytest.fixture

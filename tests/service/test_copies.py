@@ -89,8 +89,7 @@ class Program:
         """Return the next line that it prints."""
         text = self._printed.readline()
         assert text, "the program ended without another line"
-        line: dict[str, Any] = json.loads(text)
-        return line
+        return dict(json.loads(text))
 
     def until(self, **wanted: object) -> dict[str, Any]:
         """Return the next line that has certain values."""

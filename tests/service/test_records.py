@@ -12,7 +12,7 @@ from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
-from dejavu_service import server
+from dejavu_service import monitoring, server
 from dejavu_service.app import create_app
 from dejavu_service.pages import rendering
 from dejavu_service.services import reads, transfer
@@ -21,7 +21,7 @@ from dejavu_service.services.reads import RecordReader
 from dejavu_service.services.records import tag_of
 from dejavu_service.services.requests import MOST_RECORDS
 from dejavu_service.settings import ServerSettings
-from dejavu_service.storage import record_texts
+from dejavu_service.storage import contexts, record_texts
 from dejavu_service.storage.merging import Part, StoredRecord
 from hypothesis import given
 from support import strategies
@@ -233,8 +233,10 @@ def test_copies_of_large_records_are_answered_part_by_part(
         (RecordReader, "_load", "GET", f"{RECORDS}/{{}}", None),
         (service, "_revalidate", "POST", "/v1/main/revalidation", {"contexts": {}}),
         (rendering, "render", "GET", "/pages/main", None),
+        (monitoring.Metrics, "text", "GET", "/metrics", None),
+        (contexts, "select_with_records", "GET", "/v1/main/contexts", None),
     ],
-    ids=["record", "copies", "page"],
+    ids=["record", "copies", "page", "metrics", "list"],
 )
 def test_few_answers_are_made_at_a_time(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, owner: Any, function: str, method: str,

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel, Field
@@ -29,7 +28,7 @@ from dejavu_cache.system.notices import counted, printable_output
 from ..errors import NotFoundError
 from ..server import is_page
 from ..services.access import ANYBODY, READER
-from ..services.requests import Call
+from ..services.requests import Call, TurnRoute
 from ..storage.sql import to_datetime
 
 FOLDER = Path(__file__).parent / "templates"
@@ -72,24 +71,8 @@ class Wanted(BaseModel):
         return slice((self.page - 1) * size, self.page * size)
 
 
-class _PageRoute(APIRoute):
-    """A route that makes few pages at a time, so that they leave programs memory and threads."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler behind the turns."""
-        handler = super().get_route_handler()
-        if self.methods != {"GET"}:
-            return handler  # a form may arrive slowly
-
-        async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.rendering.turn(request.scope["caller"]):
-                return await handler(request)
-
-        return handle_in_turn
-
-
 router = APIRouter(
-    default_response_class=HTMLResponse, include_in_schema=False, route_class=_PageRoute
+    default_response_class=HTMLResponse, include_in_schema=False, route_class=TurnRoute
 )
 """All pages, which are no part of the protocol."""
 

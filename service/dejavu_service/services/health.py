@@ -14,12 +14,12 @@ from ..storage.database import IS_DAMAGED, Database
 from ..storage.schema import SchemaState, state
 from ..storage.tables import records
 from .access import EVERYWHERE
-from .requests import CurrentCall
+from .requests import CurrentCall, TurnRoute
 
 if TYPE_CHECKING:
     from ..server import Server
 
-router = APIRouter()
+router = APIRouter(route_class=TurnRoute)
 
 
 class Health(BaseModel):

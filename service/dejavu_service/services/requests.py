@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -144,7 +145,23 @@ def accepts(
     return declare
 
 
-class _StrictRoute(APIRoute):
+class TurnRoute(APIRoute):
+    """A route that makes few answers at a time, so that they leave programs memory and threads."""
+
+    def get_route_handler(self) -> _Handler:
+        """Return FastAPI's handler, behind the turns if it reads in a thread."""
+        handler = super().get_route_handler()
+        if self.methods != {"GET"} or iscoroutinefunction(self.endpoint):
+            return handler  # a form may arrive slowly, and a coroutine holds no thread
+
+        async def handle_in_turn(request: Request) -> Response:
+            async with request.app.state.server.rendering.turn(request.scope["caller"]):
+                return await handler(request)
+
+        return handle_in_turn
+
+
+class _StrictRoute(TurnRoute):
     """A route that writes in its turn, and whose body is read and validated before FastAPI asks."""
 
     def get_route_handler(self) -> _Handler:
