@@ -7,7 +7,6 @@ up, and at once after a first look. No launch waits for it.
 """
 
 import math
-import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -52,7 +51,7 @@ class LocalCopies:
             is_new = scenario not in scenarios and len(scenarios) < MOST_SCENARIOS
             if is_new:
                 scenarios.add(scenario)
-        if is_new or _revalidation.thread is None:  # it does not run in a forked child
+        if is_new or not _revalidation.is_running:
             _revalidation.watch(self)
 
     def watched(self) -> dict[Context, set[Scenario]]:
@@ -101,28 +100,29 @@ class _Revalidation(Finisher):
     def __init__(self) -> None:
         self._condition = ForkCondition()
         self._all_copies: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
-        self.thread: Thread | None = None
+        self._thread: Thread | None = None
         self._has_news = self._is_stopping = False
         self._refresh = math.inf
 
-    def forget_thread(self) -> None:
-        """Let the next look-up of a forked child start a thread of its own."""
-        self.thread = None
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread runs; that of its parent does not in a forked child."""
+        return self._thread is not None and self._thread.is_alive()
 
     def watch(self, copies: LocalCopies) -> None:
         """Ask about a new record soon."""
         with self._condition:
             self._all_copies.add(copies)
             self._refresh, self._has_news = current_settings().refresh, True
-            if self.thread is None and not self._is_stopping:
-                self.thread = start_thread(self._turn, "dejavu-cache copies", in_turns=True)
+            if not (self.is_running or self._is_stopping):
+                self._thread = start_thread(self._turn, "dejavu-cache copies", in_turns=True)
             self._condition.notify_all()
 
     def finish(self, seconds: float) -> None:
         """End the thread, after a revalidation that is due."""
         with self._condition:
             self._is_stopping = True
-            thread = self.thread
+            thread = self._thread
             self._condition.notify_all()
         if thread is not None:
             thread.join(min(seconds, LAST_SECONDS))
@@ -161,4 +161,3 @@ class _Revalidation(Finisher):
 
 _revalidation = _Revalidation()
 at_program_end(_revalidation)
-os.register_at_fork(after_in_child=_revalidation.forget_thread)
