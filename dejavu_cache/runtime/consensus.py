@@ -8,6 +8,7 @@ rest of the job. Where the ranks share a store of records, its lease has one of 
 
 import hashlib
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -26,11 +27,11 @@ _provenance: TypeAdapter[How] = TypeAdapter(How)
 def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
     """Return the resolution that all ranks of a job share, and how many configs were benchmarked.
 
-    Outside of a job, or where the job's store fails, it is this process's own. `wait` is in
-    seconds, for another process that tunes the same scenario.
+    Outside of a job, in a forked child of a rank, or where the job's store fails, it is this
+    process's own. `wait` is in seconds, for another process that tunes the same scenario.
     """
     job = _job_store()
-    if job is None:
+    if job in _inherited:
         return resolver.resolve(request, wait=wait)
     key = _job_key(request)
     decided = _ask(job, key)
@@ -77,11 +78,10 @@ def _adopt(request: Request, decided: str | None) -> Resolution | None:
     if config in request.declared:
         chosen = request.declared[config]
         return Resolution(how, chosen, request.scenario, request.context, agreed=True)
-    kernel = request.context.kernel.name
     warn_once(
-        f"ranks {kernel} {config}",
-        f"rank {rank} chose ({config}) for {kernel}{request.scenario}, which this rank does "
-        "not declare: it chooses by itself; run one version of the kernel on all ranks",
+        f"ranks {request.context.kernel.name} {config}",
+        f"rank {rank} chose ({config}) for {request.name}, which this rank does not declare: it "
+        "chooses by itself; run one version of the kernel on all ranks",
     )
     return None
 
@@ -96,26 +96,28 @@ def _job_key(request: Request) -> str:
     if request.prunes:
         # Launches of one bucket may be left different configs, and then agree separately.
         text += canonical_json(sorted(config.text for config in request.declared))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return f"dejavu-cache/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _proposal(resolution: Resolution) -> str:
     config = describe(resolution.config).model_dump(mode="json")
     # What one rank has tuned is a recorded choice to the others.
     how = "exact" if resolution.how == "tuned" else resolution.how
-    return json.dumps({"config": config, "how": how, "rank": _torch_distributed().get_rank()})
-
-
-def _torch_distributed() -> Any:
-    torch = sys.modules.get("torch")
-    return torch.distributed if torch is not None and torch.distributed.is_available() else None
+    rank = sys.modules["torch"].distributed.get_rank()
+    return json.dumps({"config": config, "how": how, "rank": rank})
 
 
 def _job_store() -> Any:
     """Return the job's key-value store, or None outside a job."""
-    distributed = _torch_distributed()
-    if distributed is None or not distributed.is_initialized():
-        return None
-    return distributed.PrefixStore(
-        "dejavu-cache", distributed.distributed_c10d._get_default_store()
-    )
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if distributed is not None and distributed.is_initialized():
+            return distributed._get_default_store()
+    except Exception as error:  # another version of torch may have no such function
+        _say_broken(error)
+    return None
+
+
+_inherited: list[Any] = [None]
+"""Stores that a parent of this process uses: on one connection, each would read any answer."""
+os.register_at_fork(after_in_child=lambda: _inherited.append(_job_store()))

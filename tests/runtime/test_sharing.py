@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.addition import CONFIGS, LAUNCHED, Bench, Spy, add_one, make
+from support.addition import CONFIGS, Bench, add_one, make
 from support.fork_server import Child, Nursery, kernel_nursery
 from support.kernels import ADD, launch, load
 from support.processes import PROGRAMS, fork_python, in_fork, in_own_process
@@ -180,57 +180,51 @@ def test_a_launch_within_a_tune_does_not_wait_for_a_thread_that_waits_for_this_o
     assert helper.benchmarked == len(CONFIGS)
 
 
-@pytest.fixture
-def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
+def test_ranks_agree_without_a_collective(tmp_path: Path) -> None:
+    """All run what the first has chosen; a version mismatch and a death hold nobody up."""
     from torch.distributed import TCPStore
 
     master = TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
-    port, program = master.port, PROGRAMS / "agree_as_rank.py"
+    program, nursery = PROGRAMS / "agree_as_rank.py", kernel_nursery("1")
+    folder, env = tmp_path / "printed", {"TRITON_INTERPRET": "1"}
     ranks = [
-        kernel_nursery("1").start_file(
-            program, port, rank, tmp_path, folder=tmp_path / "printed", TRITON_INTERPRET="1"
-        )
+        nursery.start_file(program, master.port, rank, tmp_path, folder=folder, **env)
         for rank in range(3)
     ]
     outputs = [rank.communicate(timeout=240) for rank in ranks]
     del master
     assert [rank.returncode for rank in ranks] == [0, -9, 0], outputs
     # Some versions of Gloo print their connections to the standard output, before the result.
-    results = {rank: outputs[rank][0].splitlines()[-1] for rank in (0, 2)}
-    return {rank: (json.loads(result), outputs[rank][1]) for rank, result in results.items()}
-
-
-def test_ranks_agree_without_a_collective(rank_outputs: dict[int, tuple[Any, str]]) -> None:
-    """All run what the first has chosen; a version mismatch and a death hold nobody up."""
-    (first, heard), (third, _) = rank_outputs[0], rank_outputs[2]
+    first, third = (json.loads(outputs[rank][0].splitlines()[-1]) for rank in (0, 2))
     assert first["same"] == third["same"]
     assert {first["how"], third["how"]} <= {"exact", "tuned"}
     assert third["alone"] in (16, 32, 64)
     assert first["other"] == 128
-    assert "which this rank does not declare" in heard
+    assert "which this rank does not declare" in outputs[0][1]
     assert first["after a death"] == third["after a death"]
 
 
 @in_own_process(TRITON_INTERPRET="1")
 def test_versions_of_one_kernel_agree_separately(tmp_path: str) -> None:
     """Both have one name and one scenario; a helper's constant differs."""
-    import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/job", rank=0, world_size=1)
-    for version, best in ((1, 16), (2, 64)):
-
-        def bench(kernel_call: Any, quantiles: Any, best: int = best) -> list[float]:
-            kernel_call()
-            return [1.0 if LAUNCHED[-1] == best else 2.0] * 3
-
+    for version, best, times in ((1, 16, (1.0, 2.0, 3.0)), (2, 64, (3.0, 2.0, 1.0))):
         source = ADD.replace("tl.constexpr(1)", f"tl.constexpr({version})")
         module: Any = load(Path(tmp_path) / str(version) / "kernels.py", source)
-        decorate = cached_autotune(module.CONFIGS, ["n"], do_bench=bench, consensus="ranks")
+        decorate = cached_autotune(module.CONFIGS, ["n"], do_bench=Bench(times), consensus="ranks")
         kernel = decorate(module.add.fn)
-        kernel.fn = Spy(fn=kernel.fn)
         kernel[(7,)](torch.ones(100), torch.ones(100), 100)
         assert kernel.best_config.kwargs == {"BLOCK": best}
+
+    def launch_alone() -> None:
+        kernel[(7,)](torch.ones(100), torch.ones(100), 99)
+        assert not kernel.explain(torch.ones(1), torch.ones(1), 99).agreed
+
+    in_fork(launch_alone)  # else it would read what its parent is answered
+    dist.distributed_c10d._get_default_store = None  # as in a version of torch without it
+    launch_alone()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
