@@ -90,8 +90,8 @@ _autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueD
 _autotuner_of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The first cached autotuner of each jit function, by the function's id."""
 
-_tuned_now: list[int] = []
-"""The id of each function that is tuned now."""
+_tuned_now: list[tuple[int, int]] = []
+"""The process, which may be this one's parent, and the id of each function that is tuned now."""
 
 _lock = ForkLock()
 
@@ -122,7 +122,7 @@ _packages: set[str] = set()
 @contextmanager
 def pause_recording(autotuner: Any) -> Iterator[None]:
     """Leave out an autotuner's own kernel while its configs are compiled to be measured."""
-    tuned = id(jit_function(autotuner))
+    tuned = os.getpid(), id(jit_function(autotuner))
     _tuned_now.append(tuned)
     try:
         yield
@@ -150,12 +150,10 @@ class _LaunchWriter(WriterThread[CompiledLaunch]):
 
 _writer = _LaunchWriter("dejavu-cache launches", QUIET_SECONDS)
 
-os.register_at_fork(after_in_child=_tuned_now.clear)  # threads of the parent tune
-
 
 def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     function = getattr(source, "fn", None)
-    if function is None or id(function) in _tuned_now:
+    if function is None or (os.getpid(), id(function)) in _tuned_now:
         return
     autotuner = _autotuner_of_function.get(id(function))
     python = python_function(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -218,7 +219,7 @@ class Tune:
             loss=request.budget.loss,
             earlier=earlier,
         )
-        writes, progress = [], Progress(f"tuning {request.name}")
+        writes, process, progress = [], os.getpid(), Progress(f"tuning {request.name}")
         with pause_recording(request.autotuner):
             try:
                 for done, measurements in enumerate(tuner.tune(configs, search), 1):
@@ -229,7 +230,7 @@ class Tune:
                     progress.show(f"{done} of {len(configs)} configs")
             finally:
                 self._measured += len(tuner.tried)
-                for write in writes:
+                for write in writes if os.getpid() == process else ():  # a child has no writer
                     write.result()
 
     def _write(self) -> None:

@@ -172,15 +172,12 @@ def test_a_process_makes_its_own_file_in_a_new_folder_and_says_what_it_cannot_wr
 ) -> None:
     """With a full disk, a program whose launches missed would look like one that only hit."""
     code = """
-        import os, resource
+        import resource
+        from support.processes import in_fork
         from dejavu_cache.runtime.run_files import report_event
 
         report_event("hit", "parent")
-        process = os.fork()
-        if process == 0:
-            report_event("hit", "child")
-            os._exit(0)
-        os.waitpid(process, 0)
+        in_fork(lambda: report_event("hit", "child"))
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
         report_event("missed", "parent")
     """

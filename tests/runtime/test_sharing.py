@@ -1,6 +1,7 @@
 """Processes, threads and ranks share what one of them found, wait for it, and survive forks."""
 
 import json
+import sys
 import textwrap
 import threading
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.addition import CONFIGS, Bench, add_one, make
+from support.addition import CONFIGS, Bench, add_one, equal_times, make
 from support.fork_server import Child, Nursery, kernel_nursery
 from support.kernels import ADD, launch, load
 from support.processes import PROGRAMS, fork_python, in_fork, in_own_process
@@ -225,6 +226,15 @@ def test_versions_of_one_kernel_agree_separately(tmp_path: str) -> None:
     in_fork(launch_alone)  # else it would read what its parent is answered
     dist.distributed_c10d._get_default_store = None  # as in a version of torch without it
     launch_alone()
+
+
+@in_own_process(TRITON_INTERPRET="1")
+def test_a_child_that_a_benchmark_forks_may_exit() -> None:
+    def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+        in_fork(sys.exit)
+        return equal_times(kernel_call, quantiles)
+
+    launch(cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

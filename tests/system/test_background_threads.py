@@ -157,7 +157,8 @@ def test_a_programs_end_writes_at_once_and_before_what_was_set_up_earlier() -> N
 
 def test_a_forked_child_leaves_the_writes_to_its_parent() -> None:
     code = """
-        import os, sys
+        import os
+        from support.processes import in_fork
         from dejavu_cache.system.background_threads import WriterThread
 
         parent = os.getpid()
@@ -168,11 +169,7 @@ def test_a_forked_child_leaves_the_writes_to_its_parent() -> None:
 
         writer = Writer("writer", 600.0)
         writer.add("written")
-        if os.fork():
-            os.wait()
-            sys.exit()
-        writer.finish(3600)
-        os._exit(0)
+        in_fork(lambda: writer.finish(3600))
     """
     assert run_python(code).stdout.split() == ["written", "True"]
 
