@@ -1,7 +1,6 @@
 """A launch without work, or with results that cannot be compared, decides nothing."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,7 +84,7 @@ def test_it_decides_nothing_for_the_ranks_of_a_job(
 ) -> None:
     job = HashStore()
     monkeypatch.setattr(consensus, "_job_store", lambda: job)
-    monkeypatch.setattr(consensus, "_torch_distributed", lambda: SimpleNamespace(get_rank=int))
+    monkeypatch.setattr(torch.distributed, "get_rank", int)
     benches = [Bench((1.0, 2.0)), Bench((2.0, 1.0))]
     options: dict[str, Any] = {"configs": [RIGHT, FAST], "consensus": "ranks"}
     ranks = [decorate(tmp_path, bench, **options) for bench in benches]
