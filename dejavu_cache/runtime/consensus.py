@@ -31,7 +31,7 @@ def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution
     process's own. `wait` is in seconds, for another process that tunes the same scenario.
     """
     job = _job_store()
-    if job in _inherited:
+    if job is None:
         return resolver.resolve(request, wait=wait)
     key = _job_key(request)
     decided = _ask(job, key)
@@ -108,16 +108,17 @@ def _proposal(resolution: Resolution) -> str:
 
 
 def _job_store() -> Any:
-    """Return the job's key-value store, or None outside a job."""
+    """Return the job's key-value store; None outside a job, and where a parent's is inherited."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         if distributed is not None and distributed.is_initialized():
-            return distributed._get_default_store()
+            store = distributed._get_default_store()
+            return None if store in _inherited else store
     except Exception as error:  # another version of torch may have no such function
         _say_broken(error)
     return None
 
 
-_inherited: list[Any] = [None]
+_inherited: list[Any] = []
 """Stores that a parent of this process uses: on one connection, each would read any answer."""
 os.register_at_fork(after_in_child=lambda: _inherited.append(_job_store()))
