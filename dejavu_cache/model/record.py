@@ -107,7 +107,7 @@ class Measurement(FrozenModel):
     by: Annotated[str, Field(max_length=200)] = ""
     """User and host."""
     seconds: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """The time of a tune that the measurement took, with what it waited for before."""
+    """What the measurement added to the time of its tune, waiting for compilers included."""
     cases: (
         Annotated[
             dict[Text, Milliseconds],

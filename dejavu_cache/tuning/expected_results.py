@@ -148,9 +148,8 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
     for name, value in values.items():
         if isinstance(value, (tuple, list)):
-            yield from _named_tensors(
-                {f"{name}[{index}]": part for index, part in enumerate(value)}
-            )
+            for index, part in enumerate(value):
+                yield from _named_tensors({f"{name}[{index}]": part})
             continue
         tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
         if isinstance(tensor, torch.Tensor):
