@@ -219,12 +219,8 @@ class TieredStore(Store):
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
-        revisions = []
-        for tier in self.tiers:
-            with self._passed_over_if_it_fails(tier):
-                revisions.append(tier.revision(context))
-        is_known = len(revisions) == len(self.tiers) and None not in revisions
-        return tuple(revisions) if is_known else None
+        revisions = tuple(tier.revision(context) for tier in self.tiers)
+        return None if None in revisions else revisions
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all tiers, without repetition."""

@@ -7,8 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +89,6 @@ class RemoteStore(Store):
         self.sender = Sender(self.calls, self.spool)
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings: dict[Context, list[str]] = {}
-        self._changes: Counter[Context] = Counter()
         self._copy_check = CopyCheck()
         # A store that is garbage-collected without `close` must leave no thread. Not at exit: what
         # is queued is sent first.
@@ -110,7 +108,6 @@ class RemoteStore(Store):
                 record = self._ask_for_record(context, scenario, BUSY_SECONDS if fresh else 0.0)
             except RemoteError:
                 if scenario not in answers:
-                    self._changes[context] += 1
                     raise
         return Found(record, self.url) if record else None
 
@@ -127,7 +124,6 @@ class RemoteStore(Store):
     def _forget(self, context: Context) -> None:
         self._answers.pop(context, None)
         self._listings.pop(context, None)
-        self._changes[context] += 1
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return all of the server's records of a context, after sending what is queued."""
@@ -142,19 +138,8 @@ class RemoteStore(Store):
             self.sender.flush(self.calls.wait)
             self._forget(context)
         if context not in self._listings:
-            self._list(context)
-        return iter(self._listings.get(context, []))
-
-    def _list(self, context: Context) -> None:
-        try:
             self._listings[context] = self.calls.ask(lambda client: client.scenario_texts(context))
-        except RemoteError:
-            self._changes[context] += 1  # so that it is asked for again
-            raise
-
-    def revision(self, context: Context) -> Hashable:
-        """Return a value that changes with what is known of a context, or when a call fails."""
-        return self._changes[context]
+        return iter(self._listings.get(context, []))
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
@@ -205,7 +190,7 @@ class RemoteStore(Store):
             self._forget(context)
             if is_listed:  # here, where no launch waits for it
                 with suppress(RemoteError):  # what has changed must not be lost
-                    self._list(context)
+                    self.scenario_texts(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario, missed: MissCount = ONCE) -> None:

@@ -86,11 +86,6 @@ class StaticStore(Store):
         records = self._records_of(context, self.calls.wait)
         return iter(sorted(scenario.text for scenario in records))
 
-    def revision(self, context: Context) -> str:
-        """Return the digest of a context's file, as far as the index is known."""
-        entry = self._entries.get(context)
-        return entry.sha256 if entry else ""
-
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of the index."""
         contexts = sorted((entry.context for entry in self.entries()), key=attrgetter("text"))
@@ -130,7 +125,8 @@ class StaticStore(Store):
         self._refresh(PATIENCE * self.calls.wait, at_once=True)
         changes = {}
         for context in copies:
-            entry, digest = self._entries.get(context), self.revision(context)
+            entry = self._entries.get(context)
+            digest = entry.sha256 if entry else ""
             if self._told.get(context, digest) == digest:
                 continue
             if entry is not None:
