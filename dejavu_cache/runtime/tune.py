@@ -24,7 +24,7 @@ from ..model.record import (
     reasons_not_compared,
 )
 from ..model.scenario import Config
-from ..stores import Found
+from ..stores import Found, one_look
 from ..system.background_threads import uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import Progress, warn_once, whoami
@@ -363,7 +363,8 @@ def predicted_search(
     }
     default = describe(request.default)
     candidates = draw_candidates([*request.declared], [default, *measured])
-    neighbours = list(records.neighbours(request, NEAR_A_TUNE))
+    with one_look():
+        neighbours = list(records.neighbours(request, NEAR_A_TUNE))
     threads = threads_for(limit)
     if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
         return None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.stores import current_look
 from dejavu_cache.system import safe_files
 from dejavu_cache.system.background_threads import start_thread
 from dejavu_cache.system.notices import size_text
@@ -49,7 +50,7 @@ class Source(ABC):
         """Read nothing yet."""
         self.url, self.wait = url, wait
         self._failures: dict[str, tuple[str, float]] = {}
-        self._fetches: dict[str, tuple[Future[Any], float]] = {}
+        self._fetches: dict[str, Future[Any]] = {}
         self._slow, self._process = "", os.getpid()
 
     @abstractmethod
@@ -77,7 +78,7 @@ class Source(ABC):
             if time.monotonic() < until:
                 raise UnreachableError(f"{failure}; it is asked again later")
         fetches, mine = self._fetches, Future[_T]()
-        future, since = fetches.setdefault(name, (mine, time.monotonic()))
+        future = fetches.setdefault(name, mine)
 
         def run() -> None:
             try:
@@ -95,13 +96,16 @@ class Source(ABC):
             run()
         elif seconds <= self.wait and self._slow in fetches:
             seconds = 0.0
+        look, start = current_look(), time.monotonic()
         try:
-            left = since + seconds - time.monotonic()
-            outcome: _T = future.result(None if seconds == math.inf else max(left, 0.0))
+            left = None if seconds == math.inf else max(seconds - look.waited, 0.0)
+            outcome: _T = future.result(left)
             return outcome
         except NotYetError:
             self._slow = name
             raise SilenceError(f"{self.url}/{name} is being fetched, and used later") from None
+        finally:
+            look.waited += time.monotonic() - start
 
 
 class Files(Source):
