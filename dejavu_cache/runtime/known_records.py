@@ -19,7 +19,7 @@ from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
 from ..model.selection import distance, find_rivals, is_credible, relative_squares, value_distance
-from ..stores import Found, MemoryStore, TieredStore, current_look
+from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from .request import Request, Resolution
@@ -163,15 +163,15 @@ class KnownRecords:
         Others are asked about for half as long as a launch waits, however many there are.
         """
         context, scenario = request.context, request.scenario
-        look, waits = current_look(), [tier.wait or 0.0 for tier in self.tiers.tiers]
-        most_waited = look.waited + max(waits) / 2
+        waits = [tier.wait for tier in self.tiers.tiers if tier.wait]
+        until = time.monotonic() + max(waits, default=math.inf) / 2
         near = islice(self.near(context, scenario, exact), most + 1)
         own = [(gap, context, neighbour) for gap, neighbour in near if neighbour != scenario]
         others = [
             (gap, other, neighbour)
             for other in self.other_contexts(context)
             if (other.kernel, other.problem) == (context.kernel, context.problem)
-            and look.waited <= most_waited
+            and time.monotonic() < until
             for gap, neighbour in islice(self.near(other, scenario, exact), NEAR_ELSEWHERE)
         ]
         others.sort(key=lambda there: (there[0], not _is_of_machine(there[1], request)))

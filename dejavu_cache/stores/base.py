@@ -65,7 +65,7 @@ class Store(ABC):
     """Whether a call may wait for a network; such stores are asked after the local ones missed."""
 
     wait: float | None = None
-    """Seconds for which one look, as `current_look` counts them, may wait for a remote store.
+    """Seconds for which one look, as `current_look` counts them, may wait for the store.
 
     No launch uses a remote store that does not say.
     """

@@ -51,6 +51,8 @@ _ACCEPTED = (
 _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(https?|file)//|[^:]*\?read_only=")
 """Mistyped URLs, which would otherwise be folders of that name."""
 
+_thread = threading.local()
+
 
 def tiers_of(store: Store) -> tuple[Store, ...]:
     """Return the tiers of a store; a store without tiers is its only one."""
@@ -58,27 +60,25 @@ def tiers_of(store: Store) -> tuple[Store, ...]:
 
 
 class LookUp:
-    """All that one launch asks its stores, and the seconds that they let it wait, and pause."""
+    """All that one launch asks a store, and the seconds that it lets the launch wait, and pause."""
 
     waited = paused = 0.0
 
 
-_thread = threading.local()
-
-
-def current_look() -> LookUp:
-    """Return the look of this thread's launch; without one, each question is its own."""
-    return getattr(_thread, "look", None) or LookUp()
+def current_look(place: str) -> LookUp:
+    """Return what this thread's launch asks a place; without a launch, each question is its own."""
+    looks: dict[str, LookUp] | None = getattr(_thread, "looks", None)
+    return LookUp() if looks is None else looks.setdefault(place, LookUp())
 
 
 @contextmanager
 def one_look() -> Iterator[None]:
     """Have all questions of this thread be those of one look, and not of one around it."""
-    outer, _thread.look = getattr(_thread, "look", None), LookUp()
+    outer, _thread.looks = getattr(_thread, "looks", None), {}
     try:
         yield
     finally:
-        _thread.look = outer
+        _thread.looks = outer
 
 
 @dataclass(eq=False, repr=False)

@@ -35,7 +35,7 @@ class SlowClient(ProtocolClient):
 
     def release(self, lease: str) -> None:
         self.requests += 1
-        look = current_look()
+        look = current_look(self.url)
         look.waited += (waits := min(self.seconds, self.limit - look.waited))
         time.sleep(waits)
         if self.seconds > waits:
@@ -86,7 +86,9 @@ def test_a_look_waits_once_and_blames_no_server_for_the_last_of_it(
         for _ in range(3):
             with pytest.raises(UnreachableError):
                 calls.ask(ask)
-    assert (client.requests, calls.closed) == (2, True)
+        assert (client.requests, calls.closed) == (2, True)
+        client.url = "http://another"
+        calls.ask(ask)
 
 
 def test_a_server_that_always_asks_for_patience_is_asked_ever_more_rarely(

@@ -1,8 +1,8 @@
 """What stands in for a missing record costs little to find, and this GPU has timed it."""
 
-from collections.abc import Iterator
-from itertools import product
+from itertools import count, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -20,7 +20,7 @@ from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.model.selection import distance
 from dejavu_cache.runtime import known_records
 from dejavu_cache.runtime.known_records import KnownRecords
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, current_look, file_layout
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, file_layout
 from dejavu_cache.triton_internals.config_names import describe
 
 TENSORS = torch.ones(1), torch.ones(1)
@@ -149,13 +149,8 @@ def test_a_slow_server_holds_no_launch_up_by_naming_many_contexts(
 ) -> None:
     for version in range(9):
         record_sizes(tmp_path, 100, triton=f"2.{version}")
-
-    def list_slowly(*_: object) -> Iterator[str]:
-        current_look().waited += 0.05
-        return iter(())
-
     monkeypatch.setattr(FileStore, "wait", 0.4)
-    monkeypatch.setattr(FileStore, "scenario_texts", list_slowly)
+    monkeypatch.setattr(known_records, "time", SimpleNamespace(monotonic=count(0, 0.05).__next__))
     asked = note_calls(monkeypatch, FileStore, "scenario_texts")
     launch(make(tmp_path), 100)
     assert 1 < len(asked) < 9

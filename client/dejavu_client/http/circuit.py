@@ -81,10 +81,10 @@ class ServerCalls:
             BusyError: the server asks to be asked later, or did so a moment ago.
             RemoteError: the request failed, the circuit is open, or the look has waited enough.
         """
-        look, silence = current_look(), self.wait if silence is None else silence
+        look, silence = current_look(self.client.url), self.wait if silence is None else silence
         before = look.waited
         if before >= silence:
-            raise errors.UnreachableError(f"the launch has waited for servers for {before:.2g} s")
+            raise errors.UnreachableError(f"it has been waited for {before:.2g} s in this look")
         asked_at = self._require_due(at_once)
         try:
             answer = question(self.client.waiting(silence))
@@ -107,7 +107,7 @@ class ServerCalls:
         """
         if seconds <= 0 or not (self.closed or self.is_hopeful):
             return self.ask(question)
-        look = current_look()
+        look = current_look(self.client.url)
         while True:
             patience = min(PATIENCE * self.wait, seconds) if self.is_hopeful else 0.0
             try:

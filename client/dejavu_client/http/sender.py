@@ -238,7 +238,7 @@ class Sender(background_threads.Finisher):
 
     def flush(self, wait: float) -> bool:
         """Wait until the queue is sent or spooled; return False if `wait` seconds are too short."""
-        look, start = current_look(), time.monotonic()
+        look, start = current_look(self._calls.client.url), time.monotonic()
         with self._condition:
             left = max(wait - look.waited, 0.0)
             is_sent = self._condition.wait_for(lambda: not self._is_working, left)

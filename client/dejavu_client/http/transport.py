@@ -17,7 +17,7 @@ import socket
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,7 @@ class Transport(background_threads.Finisher):
         request |= {"method": method, "url": url, "timeout": timeout}
         exchange = partial(self._exchange, server, 2 if repeatable else 1, largest, request)
         try:
-            return self.wait_for(exchange, silence, Waiting(seconds, body_seconds))
+            return self.wait_for(server, exchange, silence, Waiting(seconds, body_seconds))
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
         except zlib.error as error:
@@ -142,7 +142,7 @@ class Transport(background_threads.Finisher):
             raise UnreachableError(f"{server} does not answer: {reason}") from error
 
     def wait_for(
-        self, exchange: Callable[[Waiting], ServerAnswer], silence: float, progress: Waiting
+        self, server: str, exchange: partial[ServerAnswer], silence: float, progress: Waiting
     ) -> ServerAnswer:
         """Return what an exchange returns in a thread of its own, unless it takes too long."""
         outcomes: queue.SimpleQueue[ServerAnswer | BaseException] = queue.SimpleQueue()
@@ -155,7 +155,7 @@ class Transport(background_threads.Finisher):
 
         if background_threads.start_thread(ask, "dejavu-cache request") is None:
             ask()
-        start, before = time.monotonic(), (look := current_look()).waited
+        start, before = time.monotonic(), (look := current_look(server)).waited
         while True:
             asked = time.monotonic()
             left = max(progress.until - asked, 0.0)

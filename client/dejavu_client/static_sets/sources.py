@@ -96,7 +96,7 @@ class Source(ABC):
             run()
         elif seconds <= self.wait and self._slow in fetches:
             seconds = 0.0
-        look, start = current_look(), time.monotonic()
+        look, start = current_look(self.url), time.monotonic()
         try:
             left = None if seconds == math.inf else max(seconds - look.waited, 0.0)
             outcome: _T = future.result(left)
