@@ -149,10 +149,9 @@ def _time_lost(time: float, slowdown: float) -> float:
 def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[float, float]:
     """Return the expected logarithm of a config's time at the last point, by all others'."""
     encoded = encode(points, {})
-    scenarios, here = encoded.scenarios[encoded.scenario_numbers], are_equal(encoded.machines)
-    values = np.hstack([scenarios, encoded.launches])
+    values = np.hstack([encoded.scenarios[encoded.scenario_numbers], encoded.launches])
     alike = 1 + BY_LINE * values @ values.T + matern(values, values, TIME_SCALE)
-    alike *= np.where(here, 1.0, ELSEWHERE)
+    alike *= np.where(np.equal.outer(encoded.machines, encoded.machines), 1.0, ELSEWHERE)
     gram, across = alike[:-1, :-1] + TIME_NOISE * np.eye(len(measured)), alike[:-1, -1]
     weights, center = np.linalg.solve(gram, across), measured.mean()
     residuals = measured - center
@@ -233,9 +232,9 @@ class SlowdownModel:
         if learned:
             center = slowdowns.mean()
             gram, across = joint[:known, :known], joint[:known, known:]
-            machines, scenarios = points.machines[:known], points.scenario_numbers[:known]
+            tables = (points.machines * len(points.scenarios) + points.scenario_numbers)[:known]
             gram.flat[:: known + 1] += NOISE
-            gram[are_equal(scenarios) & are_equal(machines)] += LEVEL
+            gram[np.equal.outer(tables, tables)] += LEVEL
             residuals = slowdowns - center
             inverse = _without_hiccups(np.linalg.inv(gram), residuals)
             weights, surprise = inverse @ across, float(residuals @ inverse @ residuals)
@@ -352,9 +351,10 @@ def _sample(
             programs = entry.resources.programs if entry.resources else None
             point = Point(environment, record.scenario, entry.config, programs)
             points.append((point, min(slowdown, SLOW)))
-    drawn = random.Random(0)
-    points.sort(key=lambda p: (p[0].scenario != scenario, drawn.random() * (EVENNESS + p[1])))
-    del points[MOST_POINTS:]
+    if len(points) > MOST_POINTS:
+        drawn = random.Random(0)
+        points.sort(key=lambda p: (p[0].scenario != scenario, drawn.random() * (EVENNESS + p[1])))
+        del points[MOST_POINTS:]
     return [point for point, _ in points], np.array([slowdown for _, slowdown in points])
 
 
@@ -365,28 +365,23 @@ def covariance(points: Points, launch_scale: float) -> Matrix:
     """
     configs, scenarios = points.config_numbers, points.scenario_numbers
     pairs = configs * len(points.scenarios) + scenarios
-    alike = matern(points.configs, points.configs, CONFIG_SCALE)
-    close = matern(points.configs, points.configs, CONFIG_SCALE / 3)
-    like_launches = BY_LAUNCH * matern(points.configs, points.configs, CONFIG_SCALE * 1.5)
-    like_scenarios = matern(points.scenarios, points.scenarios, SCENARIO_SCALE)
+    alike = matern(points.configs, points.configs, CONFIG_SCALE)[:, configs]
+    close = matern(points.configs, points.configs, CONFIG_SCALE / 3)[:, configs]
+    in_scenario = BY_SCENARIO * alike + BY_CLOSE_CONFIG * close
+    in_launch = BY_LAUNCH * matern(points.configs, points.configs, CONFIG_SCALE * 1.5)[:, configs]
+    like_scenarios = matern(points.scenarios, points.scenarios, SCENARIO_SCALE)[:, scenarios]
     total = np.empty((len(pairs), len(pairs)))
     step = max(TOGETHER // len(pairs), 1)
     for rows in (slice(start, start + step) for start in range(0, len(pairs), step)):
-        part = (BY_SCENARIO * alike + BY_CLOSE_CONFIG * close)[configs[rows]][:, configs]
-        part *= like_scenarios[scenarios[rows]][:, scenarios]
-        part += BY_CONFIG * alike[configs[rows]][:, configs]
+        part = in_scenario[configs[rows]]
+        part *= like_scenarios[scenarios[rows]]
+        part += BY_CONFIG * alike[configs[rows]]
         launches = matern(points.launches[rows], points.launches, launch_scale)
-        part += launches * like_launches[configs[rows]][:, configs]
-        part += BY_ITSELF * are_equal(pairs[rows], pairs)
-        part[~are_equal(points.machines[rows], points.machines)] *= ELSEWHERE
+        part += launches * in_launch[configs[rows]]
+        part += BY_ITSELF * np.equal.outer(pairs[rows], pairs)
+        part[np.not_equal.outer(points.machines[rows], points.machines)] *= ELSEWHERE
         total[rows] = part
     return total
-
-
-def are_equal(left: Numbers, right: Numbers | None = None) -> Numbers:
-    """Return which numbers are equal [left, right]."""
-    equal: Numbers = left[:, None] == (left if right is None else right)[None]
-    return equal
 
 
 def matern(left: Matrix, right: Matrix, scale: float) -> Matrix:
@@ -400,9 +395,8 @@ def matern(left: Matrix, right: Matrix, scale: float) -> Matrix:
 def improvement(gain: Matrix, errors: Matrix) -> Matrix:
     """Return the expectation of what is gained, where that is positive."""
     ratio = gain / errors
-    density = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
-    result: Matrix = gain * _below(ratio) + errors * density
-    return result
+    density: Matrix = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
+    return gain * _below(ratio) + errors * density
 
 
 def _below(ratio: Matrix) -> Matrix:
