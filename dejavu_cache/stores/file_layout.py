@@ -41,7 +41,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import IO
 
 from pydantic import ValidationError
@@ -237,8 +237,10 @@ def find_place(file: IO[bytes], context: Context, wanted: Scenario) -> int | Non
         middle = (low + high) // 2
         text, _ = next(find_places(file, context, middle), ("~", 0))  # texts begin with a brace
         low, high = (low, middle) if text > wanted.text else (middle, high)
-    places = takewhile(lambda place: place[0] <= wanted.text, find_places(file, context, low))
-    return dict(places).get(wanted.text)
+    for text, start in find_places(file, context, low):
+        if text >= wanted.text:
+            return start if text == wanted.text else None
+    return None
 
 
 def find_places(file: IO[bytes], context: Context, start: int = 0) -> Iterator[tuple[str, int]]:
