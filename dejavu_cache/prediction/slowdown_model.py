@@ -220,7 +220,7 @@ class SlowdownModel:
         """Fit the model."""
         self.configs = [*configs]
         self._index = {config: index for index, config in enumerate(self.configs)}
-        self._measured: dict[int, float] = {}
+        self.measured: dict[int, float] = {}  # infinite for a config that failed
         entries = [entry for _, record in records for entry in record.measurements]
         resources = {entry.config: entry.resources for entry in entries if entry.resources}
         learned, slowdowns = _sample(records, scenario, self._index)
@@ -242,23 +242,18 @@ class SlowdownModel:
             after = Belief(center + residuals @ weights, before - across.T @ weights, spread)
             self._beliefs.insert(0, after)
 
-    @property
-    def measured(self) -> set[Config]:
-        """The configs that were measured here, or failed."""
-        return {self.configs[index] for index in self._measured}
-
     def note(self, config: Config, median: float | None) -> None:
         """Take in a measurement of the scenario in question, in milliseconds; None: it failed."""
-        self._measured[self._index[config]] = median or math.inf
+        self.measured[self._index[config]] = median or math.inf
 
     def _looks(self) -> dict[int, float]:
         """Return the measured slowdowns' logarithms by the number of the config."""
-        best = min(self._measured.values(), default=math.inf)
+        best = min(self.measured.values(), default=math.inf)
         if best == math.inf:
             return {}
         return {
             index: min(math.log(max(time, 1e-9) / max(best, 1e-9)), SLOW)
-            for index, time in self._measured.items()
+            for index, time in self.measured.items()
         }
 
     @one_thread()
@@ -269,8 +264,8 @@ class SlowdownModel:
         turn out as expected.
         """
         looks, chosen = self._looks(), list[Config]()
-        failed = {index for index, time in self._measured.items() if time == math.inf}
-        for _ in range(min(count, len(self.configs) - len(self._measured))):
+        failed = {index for index, time in self.measured.items() if time == math.inf}
+        for _ in range(min(count, len(self.configs) - len(self.measured))):
             posteriors = [belief.after(looks) for belief in self._beliefs]
             # The belief counts under which the looks are likelier, once they say something.
             posteriors.sort(key=lambda posterior: -posterior[2] * (len(looks) >= TRUST))
@@ -312,7 +307,7 @@ class SlowdownModel:
         Args:
             gain: a share of the best measured time.
         """
-        left = [index for index in range(len(self.configs)) if index not in self._measured]
+        left = [index for index in range(len(self.configs)) if index not in self.measured]
         if not (looks := self._looks()):
             return 1.0
         chances, evidence = list[float](), list[float]()
