@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -333,10 +334,7 @@ def test_of_a_write_that_failed_nothing_is_read(
 def test_a_file_system_without_locks_is_still_written(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_locks(*args: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(code, os.strerror(code))))
     store = FileStore(tmp_path / "store")
     for m in (16, 64):
         store.put(context(), [record(m)])
