@@ -81,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # full collections need not look at what was imported
     gc.enable()
+    if not HAS_GPU and "triton" in sys.modules:
+        import support.quicker_triton  # noqa: F401
     # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
     sys.dont_write_bytecode = True
 

@@ -29,7 +29,7 @@ FORKING_COMMAND = f"from support.fork_server import fork_workers; fork_workers()
 
 FOR_KERNELS = (
     "filelock", "httpcore", "httpx", "platformdirs", "pydantic.dataclasses",
-    "pydantic.type_adapter", "rich", "torch", "triton", "typer",
+    "pydantic.type_adapter", "rich", "support.quicker_triton", "torch", "typer",
 )  # fmt: skip
 FOR_SERVERS = (
     "alembic.command", "alembic.config", "alembic.script", "anyio._backends._asyncio", "fastapi",
