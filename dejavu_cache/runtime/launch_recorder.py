@@ -164,6 +164,8 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     if not (owner is not None or is_found) or (owner or current_settings()).mode is not Mode.TUNE:
         return
     store = as_tiers(None) if owner is None else owner.home
-    if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
+    # What others have recorded too is kept: an engine's folder is built of what its own start says.
+    own = [tier for tier in store.tiers if not (tier.read_only or isinstance(tier, MemoryStore))]
+    if own:
         environment = current_environment(current_device())
-        _writer.add(CompiledLaunch(source, metadata, autotuner, store, environment))
+        _writer.add(CompiledLaunch(source, metadata, autotuner, TieredStore(own), environment))

@@ -69,17 +69,19 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
     store, out, folder = tmp_path / "records", tmp_path / "out", tmp_path / "stand-in"
+    others, two = (tmp_path / "others").as_uri(), ("1, 16", "32, 1")
 
     def start(url: str, number: int = 48, sizes: str = "50, 3") -> tuple[int, bool]:
         """Return how many were compiled, and whether a warning says so."""
-        compiled = tmp_path / f"{number} {sizes} {url.partition(':')[0]}"
+        compiled = tmp_path / f"{number} {sizes} {len(url)}"
         done = fork_program(
             "start_compiling_engine.py", str(folder), str(number), sizes, DEJAVU_CACHE_URL=url,
             TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(compiled),
         )  # fmt: skip
         return len([*compiled.rglob("*.cubin")]), "had to be compiled (fill)" in done.stderr
 
-    assert {start(store.as_uri(), sizes=each) for each in ("1, 16", "32, 1")} == {(2, False)}
+    for url in (others, f"{others}?read_only=1,{store.as_uri()}"):  # others' records are no reason
+        assert {start(url, sizes=each) for each in two} == {(2, False)}
     words = ("--engine", "vllm", "--device", "H100", "--store", store, "--out", out)
     made = dejavu("prewarm", *words, PYTHONPATH=str(folder))
     assert made.returncode == 0, made.stderr
