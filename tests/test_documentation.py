@@ -49,8 +49,8 @@ def test_every_command_is_documented() -> None:
 def test_the_reference_of_commands_is_written_from_this_code() -> None:
     tool = runpy.run_path(str(ROOT / "tools/write_reference.py"))
     assert (REFERENCE / "commands.md").read_text() == tool["render_commands"](), "make reference"
-    parameters = [parameter for command in COMMANDS.values() for parameter in command.params]
-    assert all(each.help for each in parameters if each.param_type_name == "option")
+    options = [option for command in COMMANDS.values() for option in command.params]
+    assert all(option.help for option in options if option.param_type_name == "option")
 
 
 def test_the_quoted_messages_are_in_the_source() -> None:

@@ -80,9 +80,9 @@ for module in sys.argv[2:]:
 gc.freeze()  # else the children's collections copy its memory
 # At a process's end, the modules that it imported itself are cleared, and then libraries would be,
 # and the statics of Torch destroyed, in 0.3 s.
-imported = {name: each for name, each in sys.modules.items() if issubclass(type(each), ModuleType)}
+imported = [(name, mod) for name, mod in sys.modules.items() if issubclass(type(mod), ModuleType)]
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(imported))
-atexit.register(sys.modules.update, {name: proxy(each) for name, each in imported.items()})
+atexit.register(sys.modules.update, {name: proxy(mod) for name, mod in imported})
 libc = ctypes.CDLL(None)
 libc.on_exit(libc._exit, None)
 task, streams = serve(listener)
