@@ -57,7 +57,7 @@ class Settings(BaseModel):
     token_file: str = ""
     """File with the token, read again whenever it changes; it precedes `token`."""
     wait: float = Field(default=0.25, ge=0, le=LONGEST, allow_inf_nan=False)
-    """Seconds a launch may wait for a remote store, once, before its circuit opens."""
+    """Seconds a launch may wait for remote stores in one look, whatever it asks them."""
     refresh: float = Field(default=60.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds between revalidations of local copies of a server's records; 0: never."""
     tune_wait: float = Field(default=120.0, ge=0, le=LONGEST, allow_inf_nan=False)

@@ -261,7 +261,6 @@ def make_batch(
     _check_caches(k_cache, v_cache, q)
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         _check_memory(name, tensor, q)
-    _check_lengths(q, k_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k)
     _check_per_head("alibi_slopes", alibi_slopes, q)
     _check_per_head("sinks", sinks, q)
     if out is None:
@@ -271,13 +270,15 @@ def make_batch(
     scale = q.shape[2] ** -0.5
     if softmax_scale is not None:
         scale = _positive_number("softmax_scale", softmax_scale)
-    return Batch(
+    batch = Batch(
         q, k_cache, v_cache, out, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         scale, _window_length(window_size),
         _positive_number("softcap", softcap) if softcap != 0 else 0.0,
         alibi_slopes, sinks,
         scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q),
     )  # fmt: skip
+    _check_lengths(batch)
+    return batch
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -395,41 +396,31 @@ def _positive_number(name: str, value: float) -> float:
     raise ValueError(f"{name}: {value!r}; expected a positive number")
 
 
-def _check_lengths(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> None:
+def _check_lengths(batch: Batch) -> None:
     """Raise a ValueError if the tensors of lengths and the block table do not fit the others."""
-    if seqused_k.dim() != 1 or seqused_k.shape[0] == 0:
-        _refuse("seqused_k", seqused_k, "expected [num_seqs], at least one")
-    num_seqs = seqused_k.shape[0]
-    if cu_seqlens_q.shape != (num_seqs + 1,):
-        _refuse("cu_seqlens_q", cu_seqlens_q, f"expected [num_seqs + 1], [{num_seqs + 1}]")
+    block_table, device = batch.block_table, batch.q.device
+    if batch.seqused_k.dim() != 1 or batch.num_seqs == 0:
+        _refuse("seqused_k", batch.seqused_k, "expected [num_seqs], at least one")
+    num_seqs = batch.num_seqs
+    if batch.cu_seqlens_q.shape != (num_seqs + 1,):
+        _refuse("cu_seqlens_q", batch.cu_seqlens_q, f"expected [num_seqs + 1], [{num_seqs + 1}]")
     if block_table.dim() != 2 or block_table.shape[0] != num_seqs:
         _refuse("block_table", block_table, f"expected [num_seqs, …], [{num_seqs}, …]")
-    for name, tensor in (
-        ("cu_seqlens_q", cu_seqlens_q),
-        ("seqused_k", seqused_k),
-        ("block_table", block_table),
-    ):
-        if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or tensor.device != q.device:
-            expected = f"int32 on {q.device}, its last dimension contiguous"
-            _refuse(name, tensor, f"expected {expected}")
-    for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if not isinstance(value, int):
+    for name in ("cu_seqlens_q", "seqused_k", "block_table"):
+        tensor = getattr(batch, name)
+        if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or tensor.device != device:
+            _refuse(name, tensor, f"expected int32 on {device}, its last dimension contiguous")
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        if not isinstance(value := getattr(batch, name), int):
             raise ValueError(f"{name}: {value!r}; expected an int")
-    if not 1 <= max_seqlen_q <= q.shape[0]:
-        raise ValueError(f"max_seqlen_q: {max_seqlen_q}; expected 1 to q's {q.shape[0]} tokens")
-    room = block_table.shape[1] * k_cache.shape[1]
-    if not max_seqlen_q <= max_seqlen_k <= room:
+    max_seqlen_q, max_seqlen_k = batch.max_seqlen_q, batch.max_seqlen_k
+    num_tokens, (blocks, page) = batch.num_tokens, (block_table.shape[1], batch.k_cache.shape[1])
+    if not 1 <= max_seqlen_q <= num_tokens:
+        raise ValueError(f"max_seqlen_q: {max_seqlen_q}; expected 1 to q's {num_tokens} tokens")
+    if not max_seqlen_q <= max_seqlen_k <= blocks * page:
         raise ValueError(
             f"max_seqlen_k: {max_seqlen_k}; expected max_seqlen_q, {max_seqlen_q}, to what a row "
-            f"of block_table holds: {block_table.shape[1]} blocks of {k_cache.shape[1]} tokens"
+            f"of block_table holds: {blocks} blocks of {page} tokens"
         )
 
 

@@ -378,14 +378,11 @@ class Record(FrozenModel):
     @property
     def is_finished(self) -> bool:
         """Return whether a tune has ended with a winner that is not known to be wrong."""
-        winner = self.winner
-        if winner is None or any(
-            verdict.outcome == "wrong" for verdict in (winner.results or {}).values()
-        ):
+        if self.winner is None:
             return False
-        return not any(
-            entry.is_wrong and entry.config == winner.config for entry in self.measurements
-        )
+        outcomes = map(attrgetter("outcome"), (self.winner.results or {}).values())
+        wrong = map(attrgetter("config"), filter(attrgetter("is_wrong"), self.measurements))
+        return "wrong" not in outcomes and self.winner.config not in wrong
 
     def omits(self, among: str, loss: float) -> bool:
         """Return whether a tune of these configs left some out, and no more than may be lost."""

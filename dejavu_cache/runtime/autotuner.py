@@ -12,6 +12,7 @@ from ..errors import drop_own_frames
 from ..model.scenario import Context, Scenario
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
+from ..stores.copies import LocalCopies
 from ..stores.tiered import as_tiers
 from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
@@ -267,8 +268,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             return self._resolvers[is_stored]
         tiers = as_tiers(self._options.get("store") if is_stored else MemoryStore())
         # Of ranks that choose together, none changes its choice alone.
-        if tiers.remote and self.declaration.consensus == "none":
-            tiers.keep_copies_right(self._note_change)
+        if tiers.remote and self.declaration.consensus == "none" and current_settings().refresh:
+            tiers.copies = LocalCopies(tiers.tiers, self._note_change)
         resolver = Resolver(tiers, self.mode, compares_code=True)
         return self._resolvers.setdefault(is_stored, resolver)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from operator import add
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
@@ -19,7 +19,7 @@ from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
 from ..model.selection import distance, find_rivals, is_credible, relative_squares, value_distance
-from ..stores import Found, MemoryStore, TieredStore
+from ..stores import Found, MemoryStore, TieredStore, current_look
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from .request import Request, Resolution
@@ -86,9 +86,8 @@ class KnownRecords:
     @property
     def kept_in(self) -> str:
         """The URLs of the tiers that keep what is written, or the URL of this process's memory."""
-        tiers = self.tiers.tiers
-        urls = [tier.url for tier in tiers if not (tier.read_only or isinstance(tier, MemoryStore))]
-        return ",".join(urls) or MemoryStore.url
+        urls = map(attrgetter("url"), self.tiers.writable)
+        return ",".join(filter(MemoryStore.url.__ne__, urls)) or MemoryStore.url
 
     @property
     def url(self) -> str:
@@ -161,18 +160,18 @@ class KnownRecords:
 
         First are those that were measured with another Triton or on other GPUs, and are nearer
         than any in the request's own context, half of `most` at most; then these, then other ones.
-        Others are asked about for as long as a launch waits for one answer, however many there are.
+        Others are asked about for half as long as a launch waits, however many there are.
         """
         context, scenario = request.context, request.scenario
-        waits = [tier.calls.wait for tier in self.tiers.tiers if hasattr(tier, "calls")]
-        until = time.monotonic() + max(waits, default=math.inf)
+        look, waits = current_look(), [tier.wait or 0.0 for tier in self.tiers.tiers]
+        most_waited = look.waited + max(waits) / 2
         near = islice(self.near(context, scenario, exact), most + 1)
         own = [(gap, context, neighbour) for gap, neighbour in near if neighbour != scenario]
         others = [
             (gap, other, neighbour)
             for other in self.other_contexts(context)
             if (other.kernel, other.problem) == (context.kernel, context.problem)
-            and time.monotonic() < until
+            and look.waited <= most_waited
             for gap, neighbour in islice(self.near(other, scenario, exact), NEAR_ELSEWHERE)
         ]
         others.sort(key=lambda there: (there[0], not _is_of_machine(there[1], request)))

@@ -16,7 +16,7 @@ from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
 from ..model.worth import MissCount, Saving
 from ..settings import Mode
-from ..stores import Found, TieredStore
+from ..stores import Found, TieredStore, one_look
 from ..stores.base import recorded_scenarios
 from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
 from ..system.fork_lock import ForkLock
@@ -125,6 +125,7 @@ class Resolver(Finisher):
         """Read nothing yet."""
         self._records = KnownRecords(self.store)
 
+    @one_look()
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
 
@@ -208,6 +209,7 @@ class Resolver(Finisher):
         reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
         return replace(fallback, not_compared=reasons), near
 
+    @one_look()
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or noting a miss."""
         if request.has_no_choice:
@@ -216,6 +218,7 @@ class Resolver(Finisher):
         usable = self._usable_request(request, found)
         return self._trusted_choice(usable, found) or self._fall_back(usable, found)[0]
 
+    @one_look()
     def add_notes(self, request: Request, resolution: Resolution) -> Resolution:
         """Return a resolution with what the records say of its config and of the others."""
         if resolution.has_no_choice:
@@ -287,6 +290,7 @@ class Resolver(Finisher):
             )
         return usable
 
+    @one_look()
     def usable_configs(self, request: Request) -> list[Any]:
         """Return the `triton.Config`s that a launch may run, without those known to fail there."""
         found = self._look_up(request)
@@ -319,6 +323,7 @@ class Resolver(Finisher):
                 else:
                     self.store.miss(*scenario, MissCount(new, missed.saving))
 
+    @one_look()
     def note_look_up(self, request: Request, fallback: Resolution) -> None:
         """Count a look-up without a launch that found no record, like a launch."""
         self.note_miss(request, fallback, self._records.near_a_launch(request))
@@ -380,10 +385,11 @@ def _adopt_equal_code(request: Request, records: KnownRecords) -> Found | None:
 
 def _records_of_other_keys(request: Request, records: KnownRecords) -> Iterator[tuple[Found, bool]]:
     """Yield records that differ in nothing but keys, and whether they are of the same scenario."""
-    wanted = request.scenario.without_keys
-    for context in (request.context, *records.other_contexts(request.context)):
-        if context != request.context:
-            if not _may_be_equal(context, request.context):
+    own, wanted = request.context, request.scenario.without_keys
+    for context in (own, *records.other_contexts(own)):
+        if context != own:
+            is_alike = is_decorated_alike(context.kernel.source, own.kernel.source)
+            if not (is_alike and context.model_copy(update={"kernel": own.kernel}) == own):
                 continue
             if found := records.tiers.get(context, request.scenario):
                 yield found, True
@@ -393,15 +399,6 @@ def _records_of_other_keys(request: Request, records: KnownRecords) -> Iterator[
             is_other = scenario != request.scenario and scenario.without_keys == wanted
             if is_other and (found := records.tiers.get(context, scenario)):
                 yield found, False
-
-
-def _may_be_equal(context: Context, wanted: Context) -> bool:
-    """Return whether two contexts differ in nothing but Triton's key of the kernel."""
-    return (
-        context.environment == wanted.environment
-        and context.problem == wanted.problem
-        and is_decorated_alike(context.kernel.source, wanted.kernel.source)
-    )
 
 
 def _has_equal_code(request: Request, record: Record, *, is_same_scenario: bool) -> bool:

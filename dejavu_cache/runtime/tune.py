@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
@@ -23,7 +24,7 @@ from ..model.record import (
     reasons_not_compared,
 )
 from ..model.scenario import Config
-from ..stores import Found
+from ..stores import Found, one_look
 from ..system.background_threads import uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import Progress, warn_once, whoami
@@ -38,7 +39,7 @@ from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.compile_ahead import threads_for
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
-from ..tuning.search import PredictedSearch, draw_candidates
+from ..tuning.search import BATCH, PredictedSearch, draw_candidates
 from ..tuning.tuner import Tuner
 from . import rules
 from .known_records import NEAR_A_TUNE, KnownRecords, model_slowdowns
@@ -120,37 +121,33 @@ def tune(
         return Tune(request, record, records, suspects, parent).run(due, avoided)
 
 
+@dataclass(eq=False)
 class Tune:
     """One tune of one scenario, whose lease is held.
 
     Args:
-        record: what is recorded of the scenario.
-        records: where measurements and the winner are recorded.
-        suspects: configs during which other processes have died.
-        parent: as of `tune`.
+        _record: what is recorded of the scenario.
+        _records: where measurements and the winner are recorded.
+        _suspects: configs during which other processes have died.
+        _parent: as of `tune`.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        record: Record,
-        records: KnownRecords,
-        suspects: Iterable[Suspect],
-        parent: ParentConnection | None,
-    ) -> None:
+    _request: Request
+    _record: Record
+    _records: KnownRecords
+    _suspects: Sequence[Suspect]
+    _parent: ParentConnection | None
+
+    def __post_init__(self) -> None:
         """Measure nothing yet."""
-        self._request = request
-        self._record = record
-        self._records = records
-        self._suspects = tuple(suspects)
-        self._parent = parent
-        self._findings = records.findings(request.context, request.scenario)
+        request = self._request
+        self._findings = self._records.findings(request.context, request.scenario)
         self._measured = 0
         self._left_out: dict[str, float] = {}
         self._queued: list[Measurement] = []
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache writer")
-        self._mark = MeasurementMark(request.context, request.scenario, parent)
-        check = request.check if rules.may_launch_default(request, record) else None
+        self._mark = MeasurementMark(request.context, request.scenario, self._parent)
+        check = request.check if rules.may_launch_default(request, self._record) else None
         self._check = request.result_check(check, self._mark)
         self._function = find_jit_function(request.autotuner)
         self._in_memory: Mapping[int, set[str]] = {}
@@ -366,7 +363,8 @@ def predicted_search(
     }
     default = describe(request.default)
     candidates = draw_candidates([*request.declared], [default, *measured])
-    neighbours = list(records.neighbours(request, NEAR_A_TUNE))
+    with one_look():
+        neighbours = list(records.neighbours(request, NEAR_A_TUNE))
     threads = threads_for(limit)
     if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
         return None
@@ -382,7 +380,7 @@ def predicted_search(
     for config, median in measured.items():
         model.note(config, median)
     first = [default] if default in due else []
-    return PredictedSearch(model, first, limit, request.budget.loss, threads // 2)
+    return PredictedSearch(model, first, limit, request.budget.loss, max(threads // 2, BATCH))
 
 
 def without_suspects(

@@ -64,6 +64,12 @@ class Store(ABC):
     remote: bool = False
     """Whether a call may wait for a network; such stores are asked after the local ones missed."""
 
+    wait: float | None = None
+    """Seconds for which one look, as `current_look` counts them, may wait for a remote store.
+
+    No launch uses a remote store that does not say.
+    """
+
     keeps_copies: bool = False
     """Whether a remote store has copies of its own: its records get into no tier of the team's."""
 

@@ -2,8 +2,9 @@
 
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,6 +55,30 @@ _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(https?|file)//|[^:]*\
 def tiers_of(store: Store) -> tuple[Store, ...]:
     """Return the tiers of a store; a store without tiers is its only one."""
     return store.tiers if isinstance(store, TieredStore) else (store,)
+
+
+class LookUp:
+    """All that one launch asks its stores, and the seconds that they let it wait, and pause."""
+
+    waited = paused = 0.0
+
+
+_thread = threading.local()
+
+
+def current_look() -> LookUp:
+    """Return the look of this thread's launch; without one, each question is its own."""
+    return getattr(_thread, "look", None) or LookUp()
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Have all questions of this thread be those of one look, and not of one around it."""
+    outer, _thread.look = getattr(_thread, "look", None), LookUp()
+    try:
+        yield
+    finally:
+        _thread.look = outer
 
 
 @dataclass(eq=False, repr=False)
@@ -155,21 +180,14 @@ class TieredStore(Store):
         self.url = ",".join(map(attrgetter("url"), self.tiers))
         self.read_only = all(map(attrgetter("read_only"), self.tiers))
         self.remote = any(map(attrgetter("remote"), self.tiers))
-        self._writable = list(filterfalse(attrgetter("read_only"), self.tiers))
-        self._copies: LocalCopies | None = None
-
-    def keep_copies_right(self, changed: Callable[[Context], None]) -> None:
-        """Revalidate, in the background, the local copies of all records that are looked up.
-
-        `changed` is called with a context after a local copy has changed.
-        """
-        if current_settings().refresh:
-            self._copies = LocalCopies(self.tiers, changed)
+        self.writable = list(filterfalse(attrgetter("read_only"), self.tiers))
+        self.copies: LocalCopies | None = None
+        """Keeps the local copies of all records right that are looked up."""
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a record merged from the local tiers; ask the remote ones if that is a miss."""
-        if self._copies is not None:
-            self._copies.watch(context, scenario)
+        if self.copies is not None:
+            self.copies.watch(context, scenario)
         best: Found | None = None
         for tier in sorted(self.tiers, key=attrgetter("remote", "keeps_copies")):
             if best is not None and tier.remote and not fresh:
@@ -219,12 +237,8 @@ class TieredStore(Store):
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
-        revisions = []
-        for tier in self.tiers:
-            with self._passed_over_if_it_fails(tier):
-                revisions.append(tier.revision(context))
-        is_known = len(revisions) == len(self.tiers) and None not in revisions
-        return tuple(revisions) if is_known else None
+        revisions = tuple(tier.revision(context) for tier in self.tiers)
+        return None if None in revisions else revisions
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all tiers, without repetition."""
@@ -238,24 +252,24 @@ class TieredStore(Store):
         """Merge records into every writable tier; raise if none, or with `now` not all, can."""
         self._refuse_if_read_only()
         records, failures = list(records), []
-        for tier in self._writable:
+        for tier in self.writable:
             try:
                 tier.put(context, records, now=now)
             except StoreError as error:
                 failures.append(error)
                 _warn_of_unwritable(tier, error)
-        if failures and (now or self.strict or len(failures) == len(self._writable)):
+        if failures and (now or self.strict or len(failures) == len(self.writable)):
             raise failures[0]
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records in every writable tier, and return the largest number of one tier."""
         self._refuse_if_read_only()
         wanted = None if scenarios is None else list(scenarios)
-        return max(tier.delete(context, wanted) for tier in self._writable)
+        return max(tier.delete(context, wanted) for tier in self.writable)
 
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records from every writable local tier."""
-        for tier in self._writable:
+        for tier in self.writable:
             if not tier.remote:
                 tier.recall(context, parts)
 
@@ -268,7 +282,7 @@ class TieredStore(Store):
         """
         until, is_ours = time.monotonic() + wait, True
         with ExitStack() as leases:
-            for tier in self._writable:
+            for tier in self.writable:
                 lease = tier.lease(context, scenario, wait=max(until - time.monotonic(), 0.0))
                 is_ours = leases.enter_context(lease)
                 if not is_ours:
@@ -328,8 +342,7 @@ def open_patiently(url: str) -> Store:
     settings = current_settings()
     store = open_store(url or settings.url or settings.default_url)
     for tier in tiers_of(store):
-        if hasattr(tier, "calls"):
-            tier.calls.wait = PATIENCE
+        tier.wait = PATIENCE
     return store
 
 
@@ -462,5 +475,10 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
         store = open_store(expand_home(store).absolute().as_uri())
     elif not isinstance(store, Store):
         store = default_store() if store is None else open_store(store)
+    tiers = [*tiers_of(store)]
+    for tier in tiers_of(store):
+        if tier.remote and tier.wait is None:
+            tiers.remove(tier)
+            warn_once(tier.url, f"no launch uses {tier.url}, which does not say how long it waits")
     shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *tiers_of(store), MemoryStore()])
+    return TieredStore([*shipped, *tiers, MemoryStore()])

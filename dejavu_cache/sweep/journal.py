@@ -65,7 +65,7 @@ class Journal(TieredStore):
             self._put_home(context, records)
 
     def _put_home(self, context: Context, records: Sequence[Record]) -> None:
-        if not self._writable:
+        if not self.writable:
             raise ReadOnlyStoreError(f"{self.url} is open for reading only")
         super().put(context, records, now=True)
 

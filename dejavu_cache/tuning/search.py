@@ -6,6 +6,7 @@ import inspect
 import itertools
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ RISK = 0.02
 probabilities of all, as if one of them said nothing of the others."""
 
 
+@dataclass
 class PredictedSearch:
     """The configs that a model expects to be fast, in batches, until the others need no look.
 
@@ -40,17 +42,11 @@ class PredictedSearch:
     search. None is drawn at random: that found no better configs than as many more expected ones.
     """
 
-    def __init__(
-        self,
-        model: SlowdownModel,
-        first: Sequence[Config],
-        limit: int,
-        loss: float,
-        together: int = BATCH,
-    ) -> None:
-        """Propose nothing yet."""
-        self._model, self._first, self._left, self._loss = model, [*first], limit, loss
-        self._together = max(together, BATCH)
+    _model: SlowdownModel
+    _first: Sequence[Config]
+    _left: int
+    _loss: float
+    _together: int = BATCH
 
     @property
     def is_settled(self) -> bool:
@@ -65,7 +61,7 @@ class PredictedSearch:
             return []
         size = min(self._together * batches, self._left)
         batch = [*dict.fromkeys([*self._first, *self._model.propose(size)])][:size]
-        self._first = []
+        self._first = ()
         self._left -= len(batch)
         return batch
 

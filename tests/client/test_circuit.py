@@ -8,6 +8,8 @@ from dejavu_client.http.circuit import ServerCalls
 from dejavu_client.http.errors import BusyError, RemoteError, SilenceError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 
+from dejavu_cache.stores import current_look, one_look
+
 WAIT = 0.05
 
 
@@ -33,8 +35,10 @@ class SlowClient(ProtocolClient):
 
     def release(self, lease: str) -> None:
         self.requests += 1
-        time.sleep(min(self.seconds, self.limit))
-        if self.seconds > self.limit:
+        look = current_look()
+        look.waited += (waits := min(self.seconds, self.limit - look.waited))
+        time.sleep(waits)
+        if self.seconds > waits:
             raise SilenceError("silent")
         if self.error:
             raise self.error
@@ -71,6 +75,18 @@ def test_who_would_tune_waits_longer_for_a_silent_server_once(
     client.seconds = 2 * WAIT
     calls.ask_patiently(ask, 10)
     assert calls.closed
+
+
+def test_a_look_waits_once_and_blames_no_server_for_the_last_of_it(
+    client: SlowClient, calls: ServerCalls
+) -> None:
+    client.seconds = 0.6 * WAIT
+    with one_look():
+        calls.ask(ask)
+        for _ in range(3):
+            with pytest.raises(UnreachableError):
+                calls.ask(ask)
+    assert (client.requests, calls.closed) == (2, True)
 
 
 def test_a_server_that_always_asks_for_patience_is_asked_ever_more_rarely(

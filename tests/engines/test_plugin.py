@@ -76,11 +76,9 @@ def test_each_kind_of_plain_weights_is_multiplied_once(monkeypatch: pytest.Monke
     model.extend([layer(24, skip_bias_add=True), layer(32, skip_bias_add=False)])
     model.extend([layer(40, num_embeddings=40), layer(48, torch.float32)])
     seen: list[Any] = []
-
-    def note(rows: Any, weight: Any, bias: Any) -> None:
-        seen.append((len(weight), bias is not None, len(rows)))
-
-    monkeypatch.setattr(torch.nn.functional, "linear", note)
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda x, w, b: seen.append((len(w), b is not None, len(x)))
+    )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("waited"))
     limits = SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=11)
     settings = SimpleNamespace(scheduler_config=limits)

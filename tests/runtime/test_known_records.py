@@ -1,9 +1,10 @@
 """What stands in for a missing record costs little to find, and this GPU has timed it."""
 
-from itertools import count, product
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.model.selection import distance
 from dejavu_cache.runtime import known_records
 from dejavu_cache.runtime.known_records import KnownRecords
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, file_layout
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, current_look, file_layout
 from dejavu_cache.triton_internals.config_names import describe
 
 TENSORS = torch.ones(1), torch.ones(1)
@@ -43,16 +44,11 @@ def record_sizes(store: Path, *sizes: int, times: Any = (3.0, 2.0, 1.0), **diffe
     FileStore(store).put(recorded, [tuned_record(scenario, timed) for scenario in scenarios])
 
 
-def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """Return a list that grows by the arguments of each call of a function."""
-    calls, function = [], getattr(owner, name)
-
-    def note(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return function(*arguments)
-
-    monkeypatch.setattr(owner, name, note)
-    return calls
+def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Any:
+    """Return a list that grows by each call of a function."""
+    noted = create_autospec(function := getattr(owner, name), side_effect=function)
+    monkeypatch.setattr(owner, name, noted)
+    return noted.mock_calls
 
 
 def test_an_untuned_launch_parses_a_few_near_records_only(
@@ -153,11 +149,25 @@ def test_a_slow_server_holds_no_launch_up_by_naming_many_contexts(
 ) -> None:
     for version in range(9):
         record_sizes(tmp_path, 100, triton=f"2.{version}")
-    monkeypatch.setattr(FileStore, "calls", SimpleNamespace(wait=0.2), raising=False)
-    monkeypatch.setattr(known_records, "time", SimpleNamespace(monotonic=count(0, 0.05).__next__))
+
+    def list_slowly(*_: object) -> Iterator[str]:
+        current_look().waited += 0.05
+        return iter(())
+
+    monkeypatch.setattr(FileStore, "wait", 0.4)
+    monkeypatch.setattr(FileStore, "scenario_texts", list_slowly)
     asked = note_calls(monkeypatch, FileStore, "scenario_texts")
     launch(make(tmp_path), 100)
-    assert 1 < len(asked) < 7
+    assert 1 < len(asked) < 9
+
+
+def test_no_launch_uses_a_remote_store_that_does_not_say_how_long_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FileStore, "remote", True)
+    launch(kernel := make(tmp_path), 100)
+    assert tmp_path.as_uri() not in kernel.home.url
+    assert f"no launch uses {tmp_path.as_uri()}" in caplog.text
 
 
 def test_later_launches_do_not_list_the_contexts_again(

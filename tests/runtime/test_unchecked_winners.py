@@ -5,6 +5,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 import torch
@@ -126,14 +127,8 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    timed: list[Any] = []
-    measure = Tune._measure
-
-    def count(self: Tune, *search: Any) -> None:
-        timed.append(search)
-        measure(self, *search)
-
-    monkeypatch.setattr(Tune, "_measure", count)
+    timed = create_autospec(Tune._measure, side_effect=Tune._measure)
+    monkeypatch.setattr(Tune, "_measure", timed)
     comparing(reason)
     for benchmarked in (2, 0):
         kernel = start_process(tmp_path)
@@ -142,8 +137,8 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
             kernel.forget_choices()
         assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, benchmarked)
         assert first_record(kernel.home)[1].winner is None
-        assert len(timed) == 1, "the second launch times nothing again"
-        timed.clear()
+        assert timed.call_count == 1, "the second launch times nothing again"
+        timed.reset_mock()
     assert caplog.text.count(f"out_ptr: {reason}") == 1
     assert caplog.text.count("check=False") == 1
     comparing("")
@@ -375,11 +370,8 @@ def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
 @pytest.fixture
 def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a store in which a tune has recorded its timings, but not yet who has won."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
+        interrupt = Mock(side_effect=KeyboardInterrupt)
         patched.setattr("dejavu_cache.tuning.result_check.ResultCheck.verdicts", interrupt)
         with pytest.raises(KeyboardInterrupt):
             launch(decorate(tmp_path, [DEFAULT, WRONG]))

@@ -1,12 +1,11 @@
 """The commands."""
 
-import errno
 import re
 import shlex
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -39,11 +38,7 @@ def test_a_first_token_that_cannot_be_issued_leaves_no_file(
     settings = read_settings({"database": f"sqlite:///{tmp_path}/records.db"})
     database = Database(settings.database)
     schema.upgrade(database)
-
-    def fail(*_: Any) -> Any:
-        raise OSError(errno.EIO, "the database is away")
-
-    monkeypatch.setattr(tokens, "issue", fail)
+    monkeypatch.setattr(tokens, "issue", Mock(side_effect=OSError("the database is away")))
     with pytest.raises(SettingsError, match="is away"):
         service.prepare(settings, database)
     assert not list(tmp_path.glob("*.token"))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -99,11 +100,8 @@ def test_a_change_that_fails_is_not_logged(
     before = entries(client, admin)
     assert pin(client, 64, at="none", headers=admin).status_code == 404
     assert client.delete(f"{RECORDS}?scenario={'0' * 24}", headers=admin).is_success
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the log is full")
-
-    monkeypatch.setattr(record_service, "write_log", fail)
+    full = Mock(side_effect=RuntimeError("the log is full"))
+    monkeypatch.setattr(record_service, "write_log", full)
     assert client.delete(RECORDS, headers=admin).status_code == 500
     assert entries(client, admin) == before
     assert client.get(RECORDS, headers=admin).status_code == 200, "neither without other"

@@ -11,15 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from unittest.mock import create_autospec
 
 import httpx
 import pytest
+import torch
 from dejavu_client.http import remote_store
 from dejavu_client.http.errors import BusyError, RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
+from dejavu_client.http.transport import Transport
 from support.command_line import run_cli
 from support.kernels import launch, load
 from support.processes import dejavu
@@ -28,7 +30,7 @@ from support.remote_stores import open_remote, through
 from support.service import Running, begin_post, free_port, running_server
 from support.sweeping import wait_until
 
-from dejavu_cache.model.record import Winner
+from dejavu_cache.model.record import Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.model.worth import ONCE, MissCount, Saving
 from dejavu_cache.stores import FileStore, Store, TieredStore
@@ -75,17 +77,34 @@ class TestLocalFirst:
         store.put(context(), [record(m) for m in range(10)])
         assert store.sender.flush(240)
         store.close()
-        asked = []
-        ask = ProtocolClient.record
-
-        def ask_and_count(*args: Any) -> Any:
-            asked.append(args)
-            return ask(*args)
-
-        monkeypatch.setattr(ProtocolClient, "record", ask_and_count)
+        ask = create_autospec(ProtocolClient.record, side_effect=ProtocolClient.record)
+        monkeypatch.setattr(ProtocolClient, "record", ask)
         for m in [*range(12), *range(12)]:
             assert (store.get(context(), record(m).scenario) is not None) == (m < 10)
-        assert len(asked) == 12
+        assert ask.call_count == 12
+
+
+def test_a_launch_waits_once_for_a_server_that_answers_each_question_late(
+    namespace_url: str, tmp_path: Path
+) -> None:
+    kernel, asked = load(tmp_path / "kernels.py").add, list[str]()
+
+    class Late(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            asked.append(request.method)
+            request.extensions["trace"]("http11.receive_response_headers.started", {})
+            time.sleep(0.4)
+            return super().handle_request(request)
+
+    store = open_remote(namespace_url, tmp_path, wait=0.5)
+    store.client._transport = Transport(Late())
+    request = kernel.request(torch.ones(1), torch.ones(1), 1)
+    near = [Scenario(args={"n": n}, dtypes=request.scenario.dtypes) for n in range(9)]
+    known = [Record(scenario=each, measurements=(measurement(), measurement(32))) for each in near]
+    store.client.send(RecordSet(context=request.context, records=tuple(known)))
+    kernel._options.update(store=store, mode="reuse")
+    launch(kernel, 100)
+    assert 1 < asked.count("GET") < 5
 
 
 @pytest.mark.parametrize("is_later", [False, True], ids=["this process", "a later one"])

@@ -8,6 +8,7 @@ import tempfile
 import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.command_line import run_cli
@@ -37,11 +38,7 @@ ENVIRONMENTS = [
 def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the user database, and keep temporary files apart from other tests'."""
     kernel_nursery("1")  # it outlives this test, and so must the folder that its socket lies in
-
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "DEJAVU_CACHE_URL"):
         monkeypatch.delenv(name, raising=False)
     temporary = tmp_path / "temporary"
@@ -93,10 +90,7 @@ def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
 def test_without_any_folder_records_are_kept_in_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise FileNotFoundError("no usable temporary directory")
-
-    monkeypatch.setattr(tempfile, "gettempdir", full)
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError))
     with caplog.at_level(logging.WARNING):
         store = TieredStore([open_store(Settings().default_url), MemoryStore()])
         store.put(context(), [record()])

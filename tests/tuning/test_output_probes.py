@@ -273,11 +273,9 @@ def test_what_the_default_reads_is_not_filled_for_others() -> None:
     def write(arguments: dict[str, Any]) -> None:
         arguments["out"][:60] = arguments["x"][:60]
 
-    def accesses(launched: Write) -> Accesses:
-        return code("x out", "out") if launched is add else code("x", "out")
-
     arguments = {"x": torch.randn(64), "out": torch.zeros(64)}
-    assert checker(arguments, add, accesses=accesses).judge(write).outcome == "equal"
+    check = checker(arguments, add, accesses=lambda of: code("x out" if of is add else "x", "out"))
+    assert check.judge(write).outcome == "equal"
 
 
 def test_an_output_whose_results_do_not_fit_holds_what_it_held(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from dejavu_cache.stores import current_look
 from dejavu_cache.system.fork_lock import ForkLock
 
 from . import errors
@@ -35,9 +36,8 @@ class ServerCalls:
     closes the circuit or doubles the pause. A server that asks its clients to wait has not failed,
     but is left alone as long as it asks, and longer each time in a row.
 
-    The server may be silent for `wait` seconds, which are more for commands than for launches.
-
     Attributes:
+        wait: seconds for which a look waits for servers; more for commands than for launches.
         is_hopeful: whether a server that is silent is worth a longer wait: none is that was silent
             to one who waited longer, until it has answered such a one; that it answers look-ups
             says nothing of leases.
@@ -74,21 +74,27 @@ class ServerCalls:
 
         Args:
             question: calls a method of the client that it is given.
-            silence: seconds for which the server may be silent; by default those of this object.
+            silence: seconds for which a look may wait for servers; by default those of this object.
             at_once: whether to ask one that has failed, too, and not leave it a pause.
 
         Raises:
             BusyError: the server asks to be asked later, or did so a moment ago.
-            RemoteError: the request failed, or the circuit is open.
+            RemoteError: the request failed, the circuit is open, or the look has waited enough.
         """
+        look, silence = current_look(), self.wait if silence is None else silence
+        before = look.waited
+        if before >= silence:
+            raise errors.UnreachableError(f"the launch has waited for servers for {before:.2g} s")
         asked_at = self._require_due(at_once)
         try:
-            answer = question(self.client.waiting(self.wait if silence is None else silence))
+            answer = question(self.client.waiting(silence))
         except (errors.RefusedError, errors.ServerFaultError):  # it answers, and may serve others
             self._note_answer()
             raise
         except errors.RemoteError as error:
-            self._leave_alone(error, asked_at)
+            # A silence in what little time others have left says nothing of this server.
+            if before < silence / 2 or not isinstance(error, errors.SilenceError):
+                self._leave_alone(error, asked_at)
             raise
         self._note_answer()
         return answer
@@ -101,17 +107,17 @@ class ServerCalls:
         """
         if seconds <= 0 or not (self.closed or self.is_hopeful):
             return self.ask(question)
-        deadline = time.monotonic() + seconds
+        look = current_look()
         while True:
-            left = deadline - time.monotonic()
-            patience = min(PATIENCE * self.wait, left) if self.is_hopeful else 0.0
+            patience = min(PATIENCE * self.wait, seconds) if self.is_hopeful else 0.0
             try:
                 answer = self.ask(question, max(self.wait, patience), at_once=True)
                 self.is_hopeful = True
                 return answer
             except errors.BusyError as error:
                 pause = error.retry_after
-                if time.monotonic() + pause > deadline:
+                look.paused += pause
+                if look.paused > seconds:
                     raise
             except errors.UnreachableError:
                 self.is_hopeful = False

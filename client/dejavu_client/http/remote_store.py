@@ -7,10 +7,10 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from dejavu_cache.model.merge import merge_into
@@ -18,7 +18,7 @@ from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.model.worth import ONCE, MissCount
 from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import Found, Store
+from dejavu_cache.stores import Found, Store, one_look
 from dejavu_cache.stores.base import CopyChanges
 from dejavu_cache.system import background_threads
 from dejavu_cache.system.notices import whoami
@@ -80,6 +80,7 @@ class RemoteStore(Store):
     """
 
     remote = True
+    wait = property(attrgetter("calls.wait"), lambda self, wait: setattr(self.calls, "wait", wait))
 
     def __init__(self, client: ProtocolClient, *, wait: float, spool: Spool | None = None) -> None:
         """Open the namespace, and send in the background what an earlier process spooled."""
@@ -90,7 +91,6 @@ class RemoteStore(Store):
         self.sender = Sender(self.calls, self.spool)
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings: dict[Context, list[str]] = {}
-        self._changes: Counter[Context] = Counter()
         self._copy_check = CopyCheck()
         # A store that is garbage-collected without `close` must leave no thread. Not at exit: what
         # is queued is sent first.
@@ -107,16 +107,13 @@ class RemoteStore(Store):
                 self.sender.flush(self.calls.wait)  # so that this process reads what it wrote
             try:
                 # Who asks anew would otherwise tune or fail: it waits for a busy server.
-                record = self._ask_for_record(context, scenario, BUSY_SECONDS if fresh else 0.0)
+                record = self._fetch_record(context, scenario, BUSY_SECONDS if fresh else 0.0)
             except RemoteError:
                 if scenario not in answers:
-                    self._changes[context] += 1
                     raise
         return Found(record, self.url) if record else None
 
-    def _ask_for_record(
-        self, context: Context, scenario: Scenario, patience: float
-    ) -> Record | None:
+    def _fetch_record(self, context: Context, scenario: Scenario, patience: float) -> Record | None:
         record = self.calls.ask_patiently(lambda client: client.record(context, scenario), patience)
         answers = self._answers.setdefault(context, {})
         if len(answers) >= MOST_ANSWERS:
@@ -127,14 +124,12 @@ class RemoteStore(Store):
     def _forget(self, context: Context) -> None:
         self._answers.pop(context, None)
         self._listings.pop(context, None)
-        self._changes[context] += 1
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return all of the server's records of a context, after sending what is queued."""
         self.sender.flush(background_threads.FLUSH_SECONDS)
         stored = self.calls.ask(lambda client: client.records(context), CONTEXT_SECONDS)
-        records = merge_into({}, stored).values()
-        return iter(sorted(records, key=lambda record: record.scenario.text))
+        return iter(sorted(merge_into({}, stored).values(), key=attrgetter("scenario.text")))
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return a context's scenarios as last listed; `revalidate` lists a changed one again."""
@@ -142,23 +137,12 @@ class RemoteStore(Store):
             self.sender.flush(self.calls.wait)
             self._forget(context)
         if context not in self._listings:
-            self._list(context)
-        return iter(self._listings.get(context, []))
-
-    def _list(self, context: Context) -> None:
-        try:
             self._listings[context] = self.calls.ask(lambda client: client.scenario_texts(context))
-        except RemoteError:
-            self._changes[context] += 1  # so that it is asked for again
-            raise
-
-    def revision(self, context: Context) -> Hashable:
-        """Return a value that changes with what is known of a context, or when a call fails."""
-        return self._changes[context]
+        return iter(self._listings.get(context, []))
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
-        self.sender.flush(background_threads.FLUSH_SECONDS)
+        self.sender.flush(min(background_threads.FLUSH_SECONDS, self.calls.wait))
         contexts = self.calls.ask(lambda client: list(client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
@@ -171,7 +155,8 @@ class RemoteStore(Store):
         unpinned = tuple(record.model_copy(update={"pin": None}) for record in records)
         if now:
             record_set = RecordSet(context=context, records=unpinned)
-            self.calls.ask(lambda client: client.send(record_set))
+            with one_look():  # for which the launch's is over, if it has one
+                self.calls.ask(lambda client: client.send(record_set))
             self._forget(context)
             return
         # A pin alone is not queued: if it is refused, nothing may be left in the spool.
@@ -205,7 +190,7 @@ class RemoteStore(Store):
             self._forget(context)
             if is_listed:  # here, where no launch waits for it
                 with suppress(RemoteError):  # what has changed must not be lost
-                    self._list(context)
+                    self.scenario_texts(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario, missed: MissCount = ONCE) -> None:
@@ -222,7 +207,7 @@ class RemoteStore(Store):
         lease = _ServerLease(self, context, scenario)
         try:
             if scenario not in self._answers.get(context, {}):
-                self._ask_for_record(context, scenario, min(wait, BUSY_SECONDS))
+                self._fetch_record(context, scenario, min(wait, BUSY_SECONDS))
             is_leased, is_alone = lease.acquire(wait), False
         except RemoteError as error:
             is_leased, is_alone = False, not (isinstance(error, BusyError) and error.status == 429)
@@ -242,8 +227,7 @@ class _ServerLease:
     """The right to tune one scenario of a store's namespace."""
 
     def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
-        self._store = store
-        self._key = context, scenario
+        self._store, self._key = store, (context, scenario)
         self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
         self._lease: str | None = None
         self._is_over = threading.Event()
@@ -265,12 +249,11 @@ class _ServerLease:
             # The processes of a fleet must not ask all at once.
             time.sleep(min(remaining, ASK_SECONDS * jitter.uniform(0.75, 1.25)))
             asked += 1
-            if not self._is_tuned() and asked % ASKS_FOR_LEASE:
-                continue
             try:
-                self._lease = self._store.calls.ask(self._request, at_once=True)
-                answered = time.monotonic()
-            except BusyError:
+                with one_look(), suppress(BusyError):
+                    if not self._is_tuned() and asked % ASKS_FOR_LEASE:
+                        continue
+                    self._lease = self._store.calls.ask(self._request, at_once=True)
                 answered = time.monotonic()
             except UnreachableError:
                 if time.monotonic() - answered > RESTART_SECONDS:

@@ -21,6 +21,7 @@ from filelock import Timeout
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.model.worth import MissCount
+from dejavu_cache.stores import current_look
 from dejavu_cache.stores.file import hold_lock
 from dejavu_cache.system import background_threads
 from dejavu_cache.system.fork_lock import ForkCondition
@@ -237,8 +238,12 @@ class Sender(background_threads.Finisher):
 
     def flush(self, wait: float) -> bool:
         """Wait until the queue is sent or spooled; return False if `wait` seconds are too short."""
+        look, start = current_look(), time.monotonic()
         with self._condition:
-            return self._condition.wait_for(lambda: not self._is_working, wait)
+            left = max(wait - look.waited, 0.0)
+            is_sent = self._condition.wait_for(lambda: not self._is_working, left)
+        look.waited += time.monotonic() - start
+        return is_sent
 
     def finish(self, seconds: float) -> None:
         """Send what is queued, unless the server is known not to answer."""

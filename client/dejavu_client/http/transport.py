@@ -30,6 +30,7 @@ import httpcore  # noqa: F401
 import httpx
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.stores import current_look
 from dejavu_cache.system import background_threads
 from dejavu_cache.system.fork_lock import ForkLock
 from dejavu_cache.system.notices import size_text, warn_once
@@ -154,18 +155,22 @@ class Transport(background_threads.Finisher):
 
         if background_threads.start_thread(ask, "dejavu-cache request") is None:
             ask()
-        start = time.monotonic()
+        start, before = time.monotonic(), (look := current_look()).waited
         while True:
-            left = max(progress.until - time.monotonic(), 0.0)
+            asked = time.monotonic()
+            left = max(progress.until - asked, 0.0)
             try:
                 outcome = outcomes.get(timeout=TICK if silence < math.inf else left)
+                look.waited += min(time.monotonic() - asked, TICK)
             except queue.Empty:
-                is_silent = progress.tick() >= silence
+                look.waited = before + progress.tick()
+                is_silent = look.waited >= silence
                 if not is_silent and progress.until > time.monotonic():
                     continue
                 progress.is_left = True
                 if is_silent:
-                    raise SilenceError(f"did not answer within {silence:g} s") from None
+                    span = f"{silence - before:.2g} s" + (" left of its look" if before else "")
+                    raise SilenceError(f"did not answer within {span}") from None
                 self.interrupt()
                 seconds = time.monotonic() - start
                 raise SilenceError(f"had not answered after {seconds:.0f} s") from None

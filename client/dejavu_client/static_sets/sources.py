@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
-import httpx
-
 from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.stores import current_look
 from dejavu_cache.system import safe_files
 from dejavu_cache.system.background_threads import start_thread
 from dejavu_cache.system.notices import size_text
 
 from ..http.errors import NonsenseError, RefusedError, SilenceError, UnreachableError
-from ..http.transport import WHOLE_SECONDS, ServerAnswer, Transport, Waiting
+from ..http.transport import WHOLE_SECONDS, ServerAnswer, Transport
 from .signed_index import refusal
 
 SILENT_SECONDS = 30.0
@@ -32,53 +31,8 @@ SLOWEST = 16 * 1024
 PAUSE_SECONDS = 60.0
 """Time for which a place is left alone that could not be reached, or a file that was refused."""
 
-WATCHING = 0.1
-"""Seconds between two looks at the deadlines of requests."""
 
-
-class InlineTransport(Transport):
-    """Connections whose requests are sent in the thread that asks; one other ends those too late.
-
-    A thread for each request would cost many small files more than their server takes.
-    """
-
-    def abandon(self) -> None:
-        """Begin anew in a forked child."""
-        super().abandon()
-        self._asked: set[Waiting] = set()
-        self._is_watched = False
-
-    def wait_for(
-        self, exchange: Callable[[Waiting], ServerAnswer], silence: float, progress: Waiting
-    ) -> ServerAnswer:
-        """Return what an exchange returns; a late one ends, and with it all that are under way."""
-        with self._lock:
-            self._asked.add(progress)
-            if not self._is_watched:
-                watcher = start_thread(self._watch, "dejavu-cache deadlines", in_turns=True)
-                self._is_watched = watcher is not None
-        try:
-            return exchange(progress)
-        except httpx.HTTPError as error:
-            if progress.is_left:
-                raise SilenceError("had not answered in time") from error
-            raise
-        finally:
-            with self._lock:
-                self._asked.discard(progress)
-
-    def _watch(self) -> bool:
-        time.sleep(WATCHING)
-        with self._lock:
-            for progress in self._asked:
-                progress.is_left = progress.until < time.monotonic()
-            if any(progress.is_left for progress in self._asked):
-                self.interrupt()
-            self._is_watched = bool(self._asked)
-            return self._is_watched
-
-
-_transport = InlineTransport()  # its deadlines interrupt all its requests: none of a team's server
+_transport = Transport()  # its deadlines interrupt all its requests: none of a team's server
 os.register_at_fork(after_in_child=_transport.abandon)
 
 _T = TypeVar("_T")
@@ -96,7 +50,7 @@ class Source(ABC):
         """Read nothing yet."""
         self.url, self.wait = url, wait
         self._failures: dict[str, tuple[str, float]] = {}
-        self._fetches: dict[str, tuple[Future[Any], float]] = {}
+        self._fetches: dict[str, Future[Any]] = {}
         self._slow, self._process = "", os.getpid()
 
     @abstractmethod
@@ -124,7 +78,7 @@ class Source(ABC):
             if time.monotonic() < until:
                 raise UnreachableError(f"{failure}; it is asked again later")
         fetches, mine = self._fetches, Future[_T]()
-        future, since = fetches.setdefault(name, (mine, time.monotonic()))
+        future = fetches.setdefault(name, mine)
 
         def run() -> None:
             try:
@@ -142,13 +96,16 @@ class Source(ABC):
             run()
         elif seconds <= self.wait and self._slow in fetches:
             seconds = 0.0
+        look, start = current_look(), time.monotonic()
         try:
-            left = since + seconds - time.monotonic()
-            outcome: _T = future.result(None if seconds == math.inf else max(left, 0.0))
+            left = None if seconds == math.inf else max(seconds - look.waited, 0.0)
+            outcome: _T = future.result(left)
             return outcome
         except NotYetError:
             self._slow = name
             raise SilenceError(f"{self.url}/{name} is being fetched, and used later") from None
+        finally:
+            look.waited += time.monotonic() - start
 
 
 class Files(Source):
@@ -168,7 +125,7 @@ class Files(Source):
 def ask(
     method: str, url: str, largest: int, headers: dict[str, str], **request: Any
 ) -> ServerAnswer:
-    """Send a request in this thread, and return the answer, whatever its status."""
+    """Send a request, and return the answer, whatever its status."""
     try:
         return _transport.send(
             method,

@@ -54,11 +54,12 @@ class StaticStore(Store):
     """
 
     remote = read_only = keeps_copies = True
+    wait: float
 
     def __init__(self, source: Source, key: str, *, folder: Path | None = None) -> None:
         """Read nothing yet."""
         self.url = f"static+{source.url}?key={key}"
-        self.calls = source
+        self.calls, self.wait = source, source.wait
         self._key = key
         name = hashlib.sha256(self.url.encode()).hexdigest()[:32]
         self._folder = folder or safe_files.user_folder("static") / name
@@ -72,7 +73,7 @@ class StaticStore(Store):
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; `fresh` asks for the index again, and waits longer."""
-        wait = PATIENCE * self.calls.wait if fresh else self.calls.wait
+        wait = PATIENCE * self.wait if fresh else self.wait
         record = self._records_of(context, wait, fresh=fresh).get(scenario)
         return Found(record, self.url, is_from_stranger=True) if record else None
 
@@ -83,13 +84,8 @@ class StaticStore(Store):
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of a context's records, for which a launch waits briefly."""
-        records = self._records_of(context, self.calls.wait)
+        records = self._records_of(context, self.wait)
         return iter(sorted(scenario.text for scenario in records))
-
-    def revision(self, context: Context) -> str:
-        """Return the digest of a context's file, as far as the index is known."""
-        entry = self._entries.get(context)
-        return entry.sha256 if entry else ""
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of the index."""
@@ -100,7 +96,7 @@ class StaticStore(Store):
         """Return what the index has of each context; with `fresh`, no copy stands in for it."""
         if fresh:
             self._ask(math.inf)
-        self._refresh(self.calls.wait)
+        self._refresh(self.wait)
         return list(self._entries.values())
 
     def fetch(self, entries: Iterable[IndexEntry]) -> None:
@@ -126,11 +122,12 @@ class StaticStore(Store):
         A launch may have met the new index already, or have left before a file was there. It is
         told once the new file is: the old one serves until then.
         """
-        until = time.monotonic() + PATIENCE * self.calls.wait
-        self._refresh(PATIENCE * self.calls.wait, at_once=True)
+        until = time.monotonic() + PATIENCE * self.wait
+        self._refresh(PATIENCE * self.wait, at_once=True)
         changes = {}
         for context in copies:
-            entry, digest = self._entries.get(context), self.revision(context)
+            entry = self._entries.get(context)
+            digest = entry.sha256 if entry else ""
             if self._told.get(context, digest) == digest:
                 continue
             if entry is not None:
@@ -145,12 +142,11 @@ class StaticStore(Store):
     def _records_of(
         self, context: Context, seconds: float, *, fresh: bool = False
     ) -> dict[Scenario, Record]:
-        until = time.monotonic() + seconds
         try:
             self._refresh(seconds, at_once=fresh)
             entry = self._entries.get(context)
             self._told.setdefault(context, entry.sha256 if entry else "")
-            return self._load(entry, until - time.monotonic()) if entry else {}
+            return self._load(entry, seconds) if entry else {}
         except StoreError:
             self._told[context] = ""  # so that the launch is told once the file is there
             raise

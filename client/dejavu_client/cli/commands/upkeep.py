@@ -1,6 +1,6 @@
 """`gc`: removal of records and of files that nobody needs."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -37,14 +37,14 @@ def collect_garbage(
     with open_existing_store(store, write=yes) as target:
         is_empty = not kernel and next(target.contexts(), None) is None
         contexts = [] if is_empty else contexts_of(target, kernel)
-        revisions = {context: _revision(target, context) for context in contexts}
+        revisions = {context: target.revision(context) for context in contexts}
         going = set(contexts) if everything else _stale_contexts(target, contexts, days)
 
         total = 0
         for context in sorted(going, key=lambda context: context.text):
             name, device = context.kernel.name, context.environment.device.name
             origin = f"{name} (source {context.kernel.source[:8]}) on {device}"
-            if _revision(target, context) != revisions[context]:
+            if target.revision(context) != revisions[context]:
                 say(f"{origin}: kept, since it has changed meanwhile")
                 continue
             count = target.delete(context) if yes else len(list(target.records(context)))
@@ -57,11 +57,6 @@ def collect_garbage(
         folders = [tier for tier in tiers_of(target) if isinstance(tier, FileStore)]
         leftovers = sum(folder.delete_leftovers() for folder in folders if not folder.read_only)
         say(f"{counted(total, 'record')} deleted, {counted(leftovers, 'left-over file')} removed")
-
-
-def _revision(store: Store, context: Context) -> Hashable:
-    """Return what tells that a local store's records have changed; a server cannot tell."""
-    return None if store.remote else store.revision(context)
 
 
 def _stale_contexts(store: Store, contexts: Iterable[Context], days: int | None) -> set[Context]:

@@ -37,7 +37,7 @@ def use(
     from ...static_sets import open_static, static_url
 
     store = open_static(static_url(url, key))
-    store.calls.wait = PATIENCE
+    store.wait = PATIENCE
     here, triton = None if device else _this_device(), triton or environment.triton_version() or ""
     present = store.entries(fresh=True)
     entries = [item for item in present if context_matches(item.context, "", device, triton)]

@@ -67,7 +67,7 @@ class _Watched:
             yield from self._new_misses()
 
     def _changes(self, context: Context) -> Iterator[Happening]:
-        revision = None if self._store.remote else self._store.revision(context)
+        revision = self._store.revision(context)
         if revision is not None and self._revisions.get(context) == revision:
             return
         self._revisions[context] = revision
