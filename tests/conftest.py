@@ -11,14 +11,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.slow_list import SlowListWriter, mark_slow_tests
-
-if TYPE_CHECKING:
-    from support.fork_server import Nursery
 
 gc.disable()  # until all tests are collected: imports leave little to free
 HAS_GPU = shutil.which("nvidia-smi") is not None or Path("/dev/kfd").exists()
@@ -66,7 +62,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--write-slow-list"):
         config.pluginmanager.register(SlowListWriter())
-    # Tests of this process may fork it, so that it gets no thread unless others run the tests.
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         from support.fork_server import SHARED_FOLDER, ForkServers
 
@@ -86,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # full collections need not look at what was imported
     gc.enable()
+    if not HAS_GPU and "triton" in sys.modules:
+        import support.quicker_triton  # noqa: F401
     # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
     sys.dont_write_bytecode = True
 
@@ -119,11 +116,3 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     current_settings.cache_clear()
     process.default_store.cache_clear()
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Nursery:
-    """Return what starts processes that need Torch and Triton."""
-    from support.fork_server import kernel_nursery
-
-    return kernel_nursery(os.environ.get("TRITON_INTERPRET", "0"))

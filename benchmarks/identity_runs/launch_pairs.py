@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -259,17 +260,17 @@ def _check_kernel(outcome: Outcome, folder: Path, chance: random.Random, about: 
         copy_store(folder / "store", copy)
         try:
             after = _Launch(folder / str(number), kernel, second, copy)
+            is_same = before.code == after.code or before.twin == after.twin
         except Exception:
             outcome.counts["refused"] += 1
         else:
             report = [f"{about}, {number}", f"key {kernel.key}, buckets {kernel.buckets}",
                       f"{first.arguments} {first.options}", f"{second.arguments} {second.options}",
                       second.text]  # fmt: skip
-            _compare(outcome, before, after, "\n".join(report))
+            _compare(outcome, before, after, is_same, "\n".join(report))
 
 
-def _compare(outcome: Outcome, before: _Launch, after: _Launch, report: str) -> None:
-    is_same = before.code == after.code or before.twin == after.twin
+def _compare(outcome: Outcome, before: _Launch, after: _Launch, is_same: bool, report: str) -> None:
     if not after.benchmarked:
         outcome.counts["reused"] += 1
         if not is_same:
@@ -281,7 +282,7 @@ def _compare(outcome: Outcome, before: _Launch, after: _Launch, report: str) -> 
 
 
 class _Launch:
-    """A launch as by a new process, and one of the twin with the same config."""
+    """A launch as by a new process, and one of the twin with the same config, once it counts."""
 
     def __init__(self, folder: Path, kernel: Kernel, case: Case, store: Path) -> None:
         import torch
@@ -294,7 +295,7 @@ class _Launch:
         configs = [triton.Config({"B": 64}, num_stages=stages) for stages in (2, 3)]
         tuned = cached_autotune(
             configs=configs, key=list(kernel.key), buckets=kernel.buckets, store=store,
-            do_bench=without_timing, check=False,
+            do_bench=without_timing, check=False, tune_configs=1,
         )(module.k)  # fmt: skip
         values = _values(module)
         named = {name: eval(text, values) for name, text in case.arguments.items() if text}
@@ -304,8 +305,14 @@ class _Launch:
         self.code = code_of(tuned[(4,)](*arguments, **named, **options))
         self.benchmarked = tuned.benchmarked
         config = {**configs[0].all_kwargs(), **options}
-        self.twin = code_of(module.twin[(4,)](*arguments, **named, **config))
+        self._launch_twin = partial(module.twin[(4,)], *arguments, **named, **config)
         self.key = [_key_value(case, kernel, name) for name in kernel.key]
+
+    @cached_property
+    def twin(self) -> str:
+        """The machine code of the twin."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            return code_of(self._launch_twin())
 
     def is_tuned_later(self) -> bool:
         """Return whether another process no longer takes the record."""

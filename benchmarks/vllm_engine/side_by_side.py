@@ -445,7 +445,6 @@ def run_refused() -> None:
         engine.wait_until_started()
         keep_start(engine.name)
         engine.end()
-    shutil.copytree(VLLM / "caches/tampered/vllm", KNOWN_MODELS)
     by_model = f"prewarmed://{made}"
     start_each(
         ("profiled", "CUSTOM", "by-model", by_model, True),

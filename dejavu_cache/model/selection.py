@@ -228,14 +228,13 @@ def distance(left: Scenario, right: Scenario) -> float:
 
 def value_distance(left: Any, right: Any) -> float:
     """Return the powers of two between two numbers; infinite between other values that differ."""
-    if left == right and type(left) is type(right):
-        return 0.0
     are_numbers = type(left) in (int, float) and type(right) in (int, float)
+    if are_numbers and left > 0 and right > 0:  # most are, and a launch may compare thousands
+        return abs(math.log2(left) - math.log2(right))
     if not are_numbers or (left < 0) != (right < 0):
-        return math.inf
-    if left and right:
-        return abs(math.log2(abs(left)) - math.log2(abs(right)))
-    return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
+        return 0.0 if left == right and type(left) is type(right) else math.inf
+    more = not (left and right)  # zero has no logarithm
+    return abs(math.log2(abs(left) + more) - math.log2(abs(right) + more))
 
 
 def relative_squares(distances: Sequence[float]) -> list[float]:

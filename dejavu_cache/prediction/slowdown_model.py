@@ -149,10 +149,9 @@ def _time_lost(time: float, slowdown: float) -> float:
 def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[float, float]:
     """Return the expected logarithm of a config's time at the last point, by all others'."""
     encoded = encode(points, {})
-    scenarios, here = encoded.scenarios[encoded.scenario_numbers], are_equal(encoded.machines)
-    values = np.hstack([scenarios, encoded.launches])
+    values = np.hstack([encoded.scenarios[encoded.scenario_numbers], encoded.launches])
     alike = 1 + BY_LINE * values @ values.T + matern(values, values, TIME_SCALE)
-    alike *= np.where(here, 1.0, ELSEWHERE)
+    alike *= np.where(np.equal.outer(encoded.machines, encoded.machines), 1.0, ELSEWHERE)
     gram, across = alike[:-1, :-1] + TIME_NOISE * np.eye(len(measured)), alike[:-1, -1]
     weights, center = np.linalg.solve(gram, across), measured.mean()
     residuals = measured - center
@@ -221,7 +220,7 @@ class SlowdownModel:
         """Fit the model."""
         self.configs = [*configs]
         self._index = {config: index for index, config in enumerate(self.configs)}
-        self._measured: dict[int, float] = {}
+        self.measured: dict[int, float] = {}  # infinite for a config that failed
         entries = [entry for _, record in records for entry in record.measurements]
         resources = {entry.config: entry.resources for entry in entries if entry.resources}
         learned, slowdowns = _sample(records, scenario, self._index)
@@ -233,9 +232,9 @@ class SlowdownModel:
         if learned:
             center = slowdowns.mean()
             gram, across = joint[:known, :known], joint[:known, known:]
-            machines, scenarios = points.machines[:known], points.scenario_numbers[:known]
+            tables = (points.machines * len(points.scenarios) + points.scenario_numbers)[:known]
             gram.flat[:: known + 1] += NOISE
-            gram[are_equal(scenarios) & are_equal(machines)] += LEVEL
+            gram[np.equal.outer(tables, tables)] += LEVEL
             residuals = slowdowns - center
             inverse = _without_hiccups(np.linalg.inv(gram), residuals)
             weights, surprise = inverse @ across, float(residuals @ inverse @ residuals)
@@ -243,23 +242,18 @@ class SlowdownModel:
             after = Belief(center + residuals @ weights, before - across.T @ weights, spread)
             self._beliefs.insert(0, after)
 
-    @property
-    def measured(self) -> set[Config]:
-        """The configs that were measured here, or failed."""
-        return {self.configs[index] for index in self._measured}
-
     def note(self, config: Config, median: float | None) -> None:
         """Take in a measurement of the scenario in question, in milliseconds; None: it failed."""
-        self._measured[self._index[config]] = median or math.inf
+        self.measured[self._index[config]] = median or math.inf
 
     def _looks(self) -> dict[int, float]:
         """Return the measured slowdowns' logarithms by the number of the config."""
-        best = min(self._measured.values(), default=math.inf)
+        best = min(self.measured.values(), default=math.inf)
         if best == math.inf:
             return {}
         return {
             index: min(math.log(max(time, 1e-9) / max(best, 1e-9)), SLOW)
-            for index, time in self._measured.items()
+            for index, time in self.measured.items()
         }
 
     @one_thread()
@@ -270,8 +264,8 @@ class SlowdownModel:
         turn out as expected.
         """
         looks, chosen = self._looks(), list[Config]()
-        failed = {index for index, time in self._measured.items() if time == math.inf}
-        for _ in range(min(count, len(self.configs) - len(self._measured))):
+        failed = {index for index, time in self.measured.items() if time == math.inf}
+        for _ in range(min(count, len(self.configs) - len(self.measured))):
             posteriors = [belief.after(looks) for belief in self._beliefs]
             # The belief counts under which the looks are likelier, once they say something.
             posteriors.sort(key=lambda posterior: -posterior[2] * (len(looks) >= TRUST))
@@ -313,7 +307,7 @@ class SlowdownModel:
         Args:
             gain: a share of the best measured time.
         """
-        left = [index for index in range(len(self.configs)) if index not in self._measured]
+        left = [index for index in range(len(self.configs)) if index not in self.measured]
         if not (looks := self._looks()):
             return 1.0
         chances, evidence = list[float](), list[float]()
@@ -352,9 +346,10 @@ def _sample(
             programs = entry.resources.programs if entry.resources else None
             point = Point(environment, record.scenario, entry.config, programs)
             points.append((point, min(slowdown, SLOW)))
-    drawn = random.Random(0)
-    points.sort(key=lambda p: (p[0].scenario != scenario, drawn.random() * (EVENNESS + p[1])))
-    del points[MOST_POINTS:]
+    if len(points) > MOST_POINTS:
+        drawn = random.Random(0)
+        points.sort(key=lambda p: (p[0].scenario != scenario, drawn.random() * (EVENNESS + p[1])))
+        del points[MOST_POINTS:]
     return [point for point, _ in points], np.array([slowdown for _, slowdown in points])
 
 
@@ -365,28 +360,23 @@ def covariance(points: Points, launch_scale: float) -> Matrix:
     """
     configs, scenarios = points.config_numbers, points.scenario_numbers
     pairs = configs * len(points.scenarios) + scenarios
-    alike = matern(points.configs, points.configs, CONFIG_SCALE)
-    close = matern(points.configs, points.configs, CONFIG_SCALE / 3)
-    like_launches = BY_LAUNCH * matern(points.configs, points.configs, CONFIG_SCALE * 1.5)
-    like_scenarios = matern(points.scenarios, points.scenarios, SCENARIO_SCALE)
+    alike = matern(points.configs, points.configs, CONFIG_SCALE)[:, configs]
+    close = matern(points.configs, points.configs, CONFIG_SCALE / 3)[:, configs]
+    in_scenario = BY_SCENARIO * alike + BY_CLOSE_CONFIG * close
+    in_launch = BY_LAUNCH * matern(points.configs, points.configs, CONFIG_SCALE * 1.5)[:, configs]
+    like_scenarios = matern(points.scenarios, points.scenarios, SCENARIO_SCALE)[:, scenarios]
     total = np.empty((len(pairs), len(pairs)))
     step = max(TOGETHER // len(pairs), 1)
     for rows in (slice(start, start + step) for start in range(0, len(pairs), step)):
-        part = (BY_SCENARIO * alike + BY_CLOSE_CONFIG * close)[configs[rows]][:, configs]
-        part *= like_scenarios[scenarios[rows]][:, scenarios]
-        part += BY_CONFIG * alike[configs[rows]][:, configs]
+        part = in_scenario[configs[rows]]
+        part *= like_scenarios[scenarios[rows]]
+        part += BY_CONFIG * alike[configs[rows]]
         launches = matern(points.launches[rows], points.launches, launch_scale)
-        part += launches * like_launches[configs[rows]][:, configs]
-        part += BY_ITSELF * are_equal(pairs[rows], pairs)
-        part[~are_equal(points.machines[rows], points.machines)] *= ELSEWHERE
+        part += launches * in_launch[configs[rows]]
+        part += BY_ITSELF * np.equal.outer(pairs[rows], pairs)
+        part[np.not_equal.outer(points.machines[rows], points.machines)] *= ELSEWHERE
         total[rows] = part
     return total
-
-
-def are_equal(left: Numbers, right: Numbers | None = None) -> Numbers:
-    """Return which numbers are equal [left, right]."""
-    equal: Numbers = left[:, None] == (left if right is None else right)[None]
-    return equal
 
 
 def matern(left: Matrix, right: Matrix, scale: float) -> Matrix:
@@ -400,9 +390,8 @@ def matern(left: Matrix, right: Matrix, scale: float) -> Matrix:
 def improvement(gain: Matrix, errors: Matrix) -> Matrix:
     """Return the expectation of what is gained, where that is positive."""
     ratio = gain / errors
-    density = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
-    result: Matrix = gain * _below(ratio) + errors * density
-    return result
+    density: Matrix = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
+    return gain * _below(ratio) + errors * density
 
 
 def _below(ratio: Matrix) -> Matrix:

@@ -22,7 +22,7 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
 from .base import Found, Store
-from .file_layout import Page, find_places, read_context, read_place
+from .file_layout import Page, find_place, find_places, read_context, read_place
 
 _LOCKS = ".locks"
 """Name of the folder of locks."""
@@ -93,17 +93,15 @@ class FileStore(Store):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
 
-        A file that was not read before is only searched for it, and not kept in memory; of a packed
-        one, the text is kept.
+        A file that was not read before is searched by halves, and as a whole if that finds none:
+        then the places of its records are kept in memory; of a packed one, the text is.
         """
         path = self.path(context)
         if path not in self._pages:
             with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
-                if path in self._places:
+                start = None if path in self._places else find_place(file, context, scenario)
+                if start is None:
                     start = self._places_in(file, path, context).get(scenario.text)
-                else:
-                    places = find_places(file, context, scenario)
-                    start = next((start for text, start in places if text == scenario.text), None)
                 record = None if start is None else read_place(file, start, str(path))
                 return Found(record, self.url) if record else None
         # There is no such file, it is packed, or `_page` says what is wrong with it.
@@ -130,10 +128,10 @@ class FileStore(Store):
         signature = _signature_of(os.fstat(file.fileno()))
         known, places = self._places.get(path, (None, {}))
         if known != signature:
-            found = [*find_places(file, context)]
-            places = dict(found)
-            if len(places) < len(found):
-                raise ValueError("it has a record twice")
+            places = {}
+            for text, start in find_places(file, context):
+                if places.setdefault(text, start) != start:
+                    raise ValueError("it has a record twice")
             self._places[path] = signature, places
         return places
 

@@ -20,9 +20,9 @@
 
 Every measurement has a line of its own, and everything is sorted. Only a record starts a line with
 a brace, so a file of ten thousand records is cut into the texts of its records without parsing
-JSON. A record is parsed when a caller asks for it; a single one is found by its first line. Files
-with any other layout, for example after an edit by hand, or of an earlier format, are parsed as a
-whole, which is slower.
+JSON. A record is parsed when a caller asks for it; a single one is found by its first line, in a
+search by halves. Files with any other layout, for example after an edit by hand, or of an earlier
+format, are parsed as a whole, which is slower.
 
 A damaged record costs itself alone: what can be read of it is used. Before a write leaves out what
 cannot be read, the store keeps a copy of the whole file.
@@ -226,27 +226,38 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
     return record_set
 
 
-def find_places(
-    file: IO[bytes], context: Context, wanted: Scenario | None = None
-) -> Iterator[tuple[str, int]]:
-    """Yield the text of each record's scenario and where the record begins, reading on as needed.
-
-    Blocks of the file without the `wanted` scenario are passed over.
+def find_place(file: IO[bytes], context: Context, wanted: Scenario) -> int | None:
+    """Return where a scenario's record begins in a sorted file, or None; it is searched by halves.
 
     Raises:
         ValueError: the file has another layout, or something else than records.
     """
-    closing, position, rest = _CLOSING.encode(), 0, b""
-    first_line = f"\n{{{_SCENARIO}{wanted.text}{_LINE_END}".encode() if wanted else b""
-    size = os.fstat(file.fileno()).st_size
-    if os.pread(file.fileno(), len(closing), max(size - len(closing), 0)) != closing:
-        raise ValueError("it ends otherwise")
+    low, high = 0, os.fstat(file.fileno()).st_size
+    while high - low > _BLOCK:
+        middle = (low + high) // 2
+        text, _ = next(find_places(file, context, middle), ("~", 0))  # texts begin with a brace
+        low, high = (low, middle) if text > wanted.text else (middle, high)
+    for text, start in find_places(file, context, low):
+        if text >= wanted.text:
+            return start if text == wanted.text else None
+    return None
+
+
+def find_places(file: IO[bytes], context: Context, start: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield the scenario's text and the place of each record that begins at `start` or later.
+
+    Raises:
+        ValueError: the file has another layout, or something else than records.
+    """
+    head, closing, handle = _head(context).encode(), _CLOSING.encode(), file.fileno()
+    end = max(os.fstat(handle).st_size - len(closing), 0)
+    if (os.pread(handle, len(head), 0), os.pread(handle, len(closing), end)) != (head, closing):
+        raise ValueError("it begins or ends otherwise")
+    position, rest = file.seek(start), b""
     for block in iter(partial(file.read, _BLOCK), b""):
-        if not (position or block.startswith(_head(context).encode())):
-            raise ValueError("it begins otherwise")
         lines = rest + block
-        last = lines.rfind(b"\n")
-        for match in _FIRST_LINE.finditer(lines, 0, last + 1) if first_line in lines else ():
+        last = max(lines.rfind(b"\n"), 0)
+        for match in _FIRST_LINE.finditer(lines, 0, last + 1):
             if match[1] is None:
                 raise ValueError("it has something else than records")
             yield match[1].decode(), position + match.start()

@@ -143,11 +143,11 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
 
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
-    suspects = list[Suspect]()
+    suspects, beginning = list[Suspect](), f"{context.digest}-{scenario.digest}-"
     with suppress(OSError):
-        for path in user_folder("measuring").glob(f"{context.digest}-{scenario.digest}-*"):
+        for name in os.listdir(folder := user_folder("measuring")):
             with suppress(OSError, ValidationError):
-                if suspect := _read(path):
+                if name.startswith(beginning) and (suspect := _read(folder / name)):
                     suspects.append(suspect)
     return suspects
 

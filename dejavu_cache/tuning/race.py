@@ -259,8 +259,7 @@ def _pool(measurements: Sequence[Measurement], screening: float) -> Measurement:
     """Return the medians of the turns' quantiles, with the seconds of all and of the screening."""
 
     def middle(name: str) -> float | None:
-        values = [getattr(measurement, name) for measurement in measurements]
-        values = [value for value in values if value is not None]
+        values = [value for each in measurements if (value := getattr(each, name)) is not None]
         return statistics.median(values) if values else None
 
     update = {name: middle(name) for name in ("median", "p20", "p80")}
@@ -318,17 +317,18 @@ def estimate_times(rounds: Rounds, *, by_quiet: bool) -> Times:
             configs alike, and lasts for several looks.
     """
     looks = [look for timings in rounds for look in timings]
+    names = [look.config.text for look in looks]  # Python keeps the hash of a text
     summarize = _quiet if by_quiet else statistics.median
-    levels, times = [1.0] * len(looks), Times()
+    levels, times = [1.0] * len(looks), dict[str, float]()
     for _ in range(REFINEMENTS + 1):
         if times:
-            slowness = [look.time / times[look.config] for look in looks]
+            slowness = [look.time / times[name] for look, name in zip(looks, names, strict=True)]
             levels = _round_levels(rounds, slowness) if by_quiet else _moment_levels(slowness)
-        relative: dict[Config, list[float]] = {}
-        for look, level in zip(looks, levels, strict=True):
-            relative.setdefault(look.config, []).append(look.time / level)
-        times = {config: summarize(values) for config, values in relative.items()}
-    return times
+        relative: dict[str, list[float]] = {name: [] for name in names}
+        for look, name, level in zip(looks, names, levels, strict=True):
+            relative[name].append(look.time / level)
+        times = {name: summarize(values) for name, values in relative.items()}
+    return {look.config: times[look.config.text] for look in looks}
 
 
 def _moment_levels(slowness: Sequence[float]) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.addition import CONFIGS, Bench, add_one, equal_times, make
-from support.fork_server import Child, Nursery, kernel_nursery
+from support.fork_server import Child, kernel_nursery
 from support.kernels import ADD, launch, load
 from support.processes import PROGRAMS, fork_python, in_fork, in_own_process
 from support.records import context, record
@@ -29,8 +29,8 @@ pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
 class Fleet:
     """Processes over one store, and the log of every benchmark that any of them ran."""
 
-    def __init__(self, folder: Path, nursery: Nursery) -> None:
-        self._folder, self._nursery = folder, nursery
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.store = folder / "store"
         self.log = folder / "log"
         self.log.touch()
@@ -38,7 +38,7 @@ class Fleet:
         self.source.write_text(textwrap.dedent(ADD))
 
     def start(self, sizes: list[int], **env: str) -> Child:
-        return self._nursery.start(
+        return kernel_nursery().start(
             (PROGRAMS / "tune_sizes.py").read_text(),
             self.source,
             self.log,
@@ -72,8 +72,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, nursery: Nursery) -> Fleet:
-    return Fleet(tmp_path, nursery)
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
 
 
 def test_edits_cost_what_they_must(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 from support.addition import CONFIGS, LAUNCHED, larger_is_faster, outcomes, spied
-from support.fork_server import Nursery
+from support.fork_server import kernel_nursery
 from support.kernels import launch
 from support.processes import PROGRAMS, dejavu
 from support.records import first_record
@@ -176,7 +176,7 @@ def test_when_the_default_does_not_fit_either_the_program_sees_its_error(tmp_pat
 PROGRAM = PROGRAMS / "logged_suite.py"
 
 
-def test_a_config_that_kills_its_process_is_met_once(tmp_path: Path, nursery: Nursery) -> None:
+def test_a_config_that_kills_its_process_is_met_once(tmp_path: Path) -> None:
     """Only in a sweep it is tried again; that time, it kills nothing."""
     store, log, marks = (tmp_path / name for name in ("store", "log", "user/dejavu-cache"))
     variables = {
@@ -187,7 +187,7 @@ def test_a_config_that_kills_its_process_is_met_once(tmp_path: Path, nursery: Nu
     def run(fatal: int = 0) -> tuple[int, str, str, list[str]]:
         log.write_text("")
         named = {"FATAL": f"100 {fatal}", **variables}
-        done = nursery.start_file(PROGRAM, folder=tmp_path, **named).complete()
+        done = kernel_nursery().start_file(PROGRAM, folder=tmp_path, **named).complete()
         return done.returncode, done.stdout, done.stderr, log.read_text().splitlines()
 
     assert run(32)[0] == -9

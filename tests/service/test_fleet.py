@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
-from support.fork_server import COMMAND, Child, Nursery
+from support.fork_server import COMMAND, Child, kernel_nursery
 from support.kernels import ADD
 from support.processes import PROGRAMS
 from support.service import Running, replicas, restart
@@ -28,11 +28,11 @@ CLIENTS = int(os.environ.get("FLEET_CLIENTS", "8"))
 SCENARIOS = 100 if CLIENTS >= 32 else 24
 
 
-def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: int) -> Child:
+def start_client(folder: Path, number: int, url: str, wait: int) -> Child:
     """Start a client process with a local folder of its own, as on a machine of its own."""
     sizes = [1 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
     mine = folder / f"client{number}"
-    return nursery.start(
+    return kernel_nursery().start(
         (PROGRAMS / "tune_sizes.py").read_text(),
         str(folder / "kernels.py"),
         str(folder / "log"),
@@ -80,15 +80,10 @@ def finish(clients: list[Child]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(400)
-def test_each_scenario_is_tuned_once_and_all_agree(
-    three: list[Running], folder: Path, nursery: Nursery
-) -> None:
+def test_each_scenario_is_tuned_once_and_all_agree(three: list[Running], folder: Path) -> None:
     urls = [f"{server.base}?namespace=quiet" for server in three]
     # Many processes on a few cores: what takes its time here is the machine.
-    clients = [
-        start_client(nursery, folder, number, urls[number % 3], wait=20)
-        for number in range(CLIENTS)
-    ]
+    clients = [start_client(folder, number, urls[number % 3], wait=20) for number in range(CLIENTS)]
     results = finish(clients)
     benchmarks = Counter(line.split()[1] for line in (folder / "log").read_text().splitlines())
     assert len(benchmarks) == SCENARIOS * 3
@@ -101,12 +96,10 @@ def test_each_scenario_is_tuned_once_and_all_agree(
 
 @pytest.mark.timeout(900)
 def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
-    three: list[Running], own_postgres: Any, folder: Path, nursery: Nursery
+    three: list[Running], own_postgres: Any, folder: Path
 ) -> None:
     urls = [f"{server.base}?namespace=disturbed" for server in three]
-    clients = [
-        start_client(nursery, folder, number, urls[number % 3], wait=3) for number in range(CLIENTS)
-    ]
+    clients = [start_client(folder, number, urls[number % 3], wait=3) for number in range(CLIENTS)]
 
     def disturb() -> None:
         while len((folder / "log").read_text().splitlines()) < SCENARIOS // 2:
@@ -125,7 +118,7 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
         assert len(result["winners"]) == SCENARIOS
     # Clients that could not reach the server tuned alone; their spools arrive once it is back.
     syncing = [
-        nursery.start(
+        kernel_nursery().start(
             COMMAND,
             "sync",
             folder=folder,

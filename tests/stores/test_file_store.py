@@ -101,18 +101,16 @@ class TestTheFile:
         self, store: FileStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Find the first, the last, any and no record, in whatever order somebody put them."""
-        store.put(context(), [record(m) for m in range(100, 150)])
+        store.put(context(), [record(m) for m in range(100, 1000)])
         path = only_file(store)
-        head, *cuts = path.read_text().removesuffix("\n]}\n").split("\n{")
-        cuts = [cut.removesuffix(",") for cut in reversed(cuts)]
-        path.write_text("\n{".join([head, ",\n{".join(cuts)]) + "\n]}\n")
+        head, *cuts = re.split(r",?\n\{", path.read_text().removesuffix("\n]}\n"))
         monkeypatch.setattr(Page, "parse", None)
-        for m in (16, 32, *range(100, 150)):
-            stored = reopen(store).get(context(), record(m).scenario)
-            assert stored is not None
-            assert stored.record == record(m)
-        for m in (0, 99, 1000, 999_999):
-            assert reopen(store).get(context(), record(m).scenario, fresh=True) is None
+        for order in (cuts, cuts[::-1], cuts[::2] + cuts[1::2]):
+            path.write_text("\n{".join([head, ",\n{".join(order)]) + "\n]}\n")
+            for m in (0, 16, 32, 99, *range(100, 1000, 29), 999, 1000, 999_999):
+                found = reopen(store).get(context(), record(m).scenario, fresh=True)
+                is_there = m in (16, 32, *range(100, 1000))
+                assert found == ((record(m), store.url, False) if is_there else None), m
 
 
 @given(RECORDS)

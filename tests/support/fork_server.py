@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,13 +28,15 @@ FORKING_COMMAND = f"from support.fork_server import fork_workers; fork_workers()
 """`dejavu-cache`, whose workers are forked too."""
 
 FOR_KERNELS = (
-    "filelock", "httpx", "platformdirs", "pydantic", "rich", "torch",
-    "triton", "typer",
+    "filelock", "httpcore", "httpx", "platformdirs", "pydantic.dataclasses",
+    "pydantic.type_adapter", "rich", "support.quicker_triton", "torch", "typer",
 )  # fmt: skip
 FOR_SERVERS = (
-    "alembic.command", "alembic.script", "anyio", "fastapi", "filelock", "httpx", "jinja2",
-    "platformdirs", "prometheus_client", "psycopg", "pydantic", "sqlalchemy.dialects.postgresql",
-    "sqlalchemy.dialects.sqlite", "typer", "uvicorn",
+    "alembic.command", "alembic.config", "alembic.script", "anyio._backends._asyncio", "fastapi",
+    "filelock", "httpx", "jinja2", "jwt", "platformdirs", "prometheus_client.core", "psycopg",
+    "pydantic.dataclasses", "pydantic.v1", "sqlalchemy.dialects.postgresql",
+    "sqlalchemy.dialects.sqlite", "sqlite3", "typer", "uvicorn.lifespan.on", "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
 )  # fmt: skip
 """What commands and servers import before they do anything; none of it runs or needs a kernel."""
 
@@ -69,8 +71,6 @@ class Nursery:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._started = 0
-        self._lock = threading.Lock()
 
     def start(self, code: str, *arguments: object, folder: Path, **env: str) -> Child:
         """Start code in a new process; its output goes to files in a folder."""
@@ -95,79 +95,50 @@ class Nursery:
         return Child(self, out, err, arguments, env, module=module)
 
     def _output_files(self, folder: Path) -> tuple[Path, Path]:
-        with self._lock:
-            self._started += 1
-            name = str(self._started)
         folder.mkdir(parents=True, exist_ok=True)
+        name = uuid.uuid4().hex
         return folder / f"{name}.out", folder / f"{name}.err"
 
 
 class ForkServers:
-    """Fork servers of several kinds, each started when it is first asked for.
+    """A fork server of each kind, which imports its modules when it is first asked.
 
     They end with the process that made this object, or when it closes it.
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(dir=TEMPORARY)
         self.folder = self._folder.name
-        self._closing, self._close = socket.socketpair()
-        self._listeners = {kind: self._listen(kind) for kind in KINDS}
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._thread = threading.Thread(target=self._start_on_request, daemon=True)
-        self._thread.start()
-
-    def _listen(self, kind: str) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(f"{self.folder}/{kind}")
-        listener.listen(100)
-        return listener
-
-    def _start_on_request(self) -> None:
-        waiting = dict(self._listeners)
-        while waiting:
-            ready, _, _ = select.select([self._closing, *waiting.values()], [], [])
-            if self._closing in ready:
-                return
-            for kind in [kind for kind, listener in waiting.items() if listener in ready]:
-                self._processes.append(start_fork_server(waiting.pop(kind), kind))
+        self._processes = [_start_fork_server(f"{self.folder}/{kind}", kind) for kind in KINDS]
 
     def close(self) -> None:
         """End the servers, and remove their sockets."""
-        self._close.send(b"!")
-        self._thread.join()
         for process in self._processes:
             process.communicate()
-        for opened in (self._closing, self._close, *self._listeners.values()):
-            opened.close()
         self._folder.cleanup()
 
 
-def start_fork_server(listener: socket.socket, kind: str) -> subprocess.Popen[bytes]:
-    """Start what accepts a listener's connections until its standard input is closed."""
+def _start_fork_server(address: str, kind: str) -> subprocess.Popen[bytes]:
+    """Start what accepts connections to an address until its standard input is closed."""
     modules, env = KINDS[kind]
-    return subprocess.Popen(
-        [sys.executable, PROGRAMS / "fork_on_request.py", str(listener.fileno()), *modules],
-        # A process with threads must not fork.
-        env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **env),
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
-    )  # fmt: skip
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(100)
+        return subprocess.Popen(
+            [sys.executable, PROGRAMS / "fork_on_request.py", str(listener.fileno()), *modules],
+            # A process with threads must not fork.
+            env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **env),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+        )  # fmt: skip
 
 
-@functools.cache
 def _nursery(kind: str) -> Nursery:
     """Return a nursery that the workers of pytest-xdist share, or else one of this process."""
-    if SHARED_FOLDER in os.environ:
-        return Nursery(f"{os.environ[SHARED_FOLDER]}/{kind}")
-    folder = tempfile.TemporaryDirectory(dir=TEMPORARY)
-    nursery = Nursery(f"{folder.name}/socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(nursery.address)
-        listener.listen(100)
-        process = start_fork_server(listener, kind)
-    atexit.register(folder.cleanup)
-    atexit.register(process.communicate)
-    return nursery
+    if SHARED_FOLDER not in os.environ:
+        servers = ForkServers()
+        os.environ[SHARED_FOLDER] = servers.folder
+        atexit.register(servers.close)
+    return Nursery(f"{os.environ[SHARED_FOLDER]}/{kind}")
 
 
 def light_nursery() -> Nursery:
@@ -175,13 +146,13 @@ def light_nursery() -> Nursery:
     return _nursery("servers")
 
 
-def kernel_nursery(interpret: str) -> Nursery:
+def kernel_nursery(interpret: str = "") -> Nursery:
     """Return the nursery for kernels, which runs them in the interpreter or not.
 
     Args:
         interpret: the value of `TRITON_INTERPRET`, which Triton reads when it is imported.
     """
-    return _nursery(f"kernels-{interpret}")
+    return _nursery(f"kernels-{interpret or os.environ.get('TRITON_INTERPRET', '0')}")
 
 
 class ForkedProcess:
@@ -211,7 +182,7 @@ class ForkedProcess:
         with self._lock:
             return self._receive_exit_code(0)
 
-    def wait(self, timeout: float | None = 240.0) -> int:
+    def wait(self, timeout: float | None = 560.0) -> int:
         """Wait for the process to end, and return its exit code."""
         with self._lock:
             code = self._receive_exit_code(timeout)

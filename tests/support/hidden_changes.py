@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.identity_check import in_fork, launch, prepare_process
+from support.identity_check import copy_store, in_fork, launch, prepare_process
 from support.identity_corpus import CorpusKernel
 
 
@@ -139,7 +139,7 @@ def k(x, y, n, B: tl.constexpr):
 
 
 def check_changes(folder: Path, target: str) -> dict[str, str]:
-    """Return what became of each change.
+    """Return what became of each change, launched as before and with another alignment.
 
     It is `tuned`, or `noticed` by the second launch; `unstored` if the first one left no record;
     `wrong` if it ran with the record of other code; `refused` or `equal code` if it says nothing.
@@ -152,26 +152,29 @@ def check_changes(folder: Path, target: str) -> dict[str, str]:
     prepare_process(folder, target)
     found = {}
     for number, (name, change) in enumerate(CHANGES.items()):
-        for n, how in ((1001, ""), (1008, ", launched with another alignment")):
-            place = folder / f"{number} {n}"
-            found[name + how] = in_fork(_check_change, place, change, n) or "refused"
+        outcomes = in_fork(_check_change, folder / str(number), change) or ["refused"] * 2
+        found[name], found[f"{name}, launched with another alignment"] = outcomes
     return found
 
 
-def _check_change(folder: Path, change: Change, n: int = 1001) -> str:
+def _check_change(folder: Path, change: Change) -> list[str]:
     store = folder / "store"
     before = _launch(folder / "before" / "kernels.py", change, change.before, store)
     if not store.exists():
-        return "unstored"
-    after = _launch(folder / "after" / "kernels.py", change, change.after, store, n)
-    same = before
-    if n != 1001:
-        same = _launch(folder / "same" / "kernels.py", change, change.before, folder / "other", n)
-    if same.code == after.code:
+        return ["unstored"] * 2
+    same = _launch(folder / "same" / "kernels.py", change, change.before, folder / "other", 1008)
+    codes = {1001: before.code, 1008: same.code}
+    return [_outcome(folder / str(n), change, n, store, code) for n, code in codes.items()]
+
+
+def _outcome(folder: Path, change: Change, n: int, store: Path, code: str) -> str:
+    copy_store(store, folder / "store")
+    after = _launch(folder / "after" / "kernels.py", change, change.after, folder / "store", n)
+    if code == after.code:
         return "equal code"
     if after.benchmarked:
         return "tuned"
-    again = _launch(folder / "again" / "kernels.py", change, change.after, store, n)
+    again = _launch(folder / "again" / "kernels.py", change, change.after, folder / "store", n)
     return "noticed" if again.benchmarked else "wrong"
 
 

@@ -98,8 +98,9 @@ def check_edits(
 
 
 def quiet_processes(count: int) -> ProcessPoolExecutor:
-    """Return a pool of new processes that print no errors."""
-    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_be_quiet)
+    """Return a pool of new processes that print no errors; one is forked before any thread is."""
+    method = get_context("spawn" if count > 1 else "fork")
+    return ProcessPoolExecutor(count, mp_context=method, initializer=_be_quiet)
 
 
 def _be_quiet() -> None:
@@ -116,6 +117,7 @@ def prepare_process(folder: Path, target: str) -> None:
         XDG_CACHE_HOME=str(folder / "cache"),
     )
     pretend_gpu(target)
+    import support.quicker_triton  # noqa: F401  # before it forks
 
 
 def import_anew(path: Path, text: str) -> Any:
@@ -208,7 +210,7 @@ def launch(path: Path, kernel: CorpusKernel, store: Path) -> Launch:
     hook = getattr(module, "hook", None)
     tuned = cached_autotune(
         configs=[triton.Config(kernel.config, num_stages=n, pre_hook=hook) for n in (2, 3)],
-        key=[], store=store, do_bench=without_timing, check=False,
+        key=[], store=store, do_bench=without_timing, check=False, tune_configs=1,
     )(module.k)  # fmt: skip
     x = getattr(module, "wrap", torch.clone)(y := torch.zeros(1 << 16))
     arguments = (x, y) if kernel.n is None else (x, y, kernel.n)

@@ -1,25 +1,25 @@
 """A record answers a launch only if Triton compiles the same code: compiled without a GPU."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fork_server import kernel_nursery
 from support.hidden_changes import CHANGES
-from support.processes import ROOT, environment, run_command, run_python
+from support.processes import ROOT, fork_python
 
 SAMPLE = ("--sample", "40", "--settings", "8", "--pairs", "100", "--jobs", "1")
 """A fixed sample; `make identity` takes thousands, of every target."""
 
 
 @pytest.fixture(scope="module")
-def findings() -> dict[str, Any]:
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what was found for the fixed sample, in processes in which Triton compiles."""
-    env = environment(TRITON_INTERPRET="")
-    env["PYTHONPATH"] = f"{ROOT / 'tests'}:{ROOT}:{env.get('PYTHONPATH', '')}"
-    command = (sys.executable, ROOT / "benchmarks" / "identity.py", *SAMPLE, "--targets", "cuda:90")
-    result = run_command(*command, env=env, timeout=900, check=False)
+    result = kernel_nursery("0").start_file(
+        ROOT / "benchmarks" / "identity.py", *SAMPLE, "--targets", "cuda:90",
+        folder=tmp_path_factory.mktemp("identity"), TRITON_INTERPRET="0",
+    ).complete()  # fmt: skip
     assert result.stdout.startswith("{"), result.stdout[-2000:] + result.stderr[-4000:]
     return json.loads(result.stdout)["cuda:90"]  # type: ignore[no-any-return]
 
@@ -75,5 +75,5 @@ def test_a_recorded_launch_of_other_code_is_generated_once(tmp_path: Path) -> No
             asked = function, record.launches, record.winner.config, config
             print(generated_code.generates_equal_code(*asked), len(generated))
     """
-    done = run_python(code, str(tmp_path), TRITON_INTERPRET="", PYTHONPATH=str(ROOT / "tests"))
+    done = fork_python(code, str(tmp_path), TRITON_INTERPRET="0")
     assert done.stdout == "False 1\nFalse 1\nTrue 2\nTrue 3\n"
