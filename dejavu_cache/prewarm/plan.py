@@ -40,7 +40,7 @@ from ..triton_internals.environment import (
     compiler_settings,
     describe_codegen,
 )
-from ..triton_internals.generated_code import has_equal_code
+from ..triton_internals.generated_code import COMPARED_ONLY, has_equal_code
 from ..triton_internals.hooks import noting_compilations, platform_key, set_target
 from ..triton_internals.identity import is_decorated_alike
 from ..triton_internals.versions import TYPE_NAMES
@@ -383,9 +383,10 @@ class JobList:
 
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """Drop launches that compile alike, and what they say of the process that noted them."""
+    """Drop launches that compile alike or nowhere, and what they say of who noted them."""
     alike = {"wheel": wheel(), "config": None, "code": None}
-    return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
+    compiled = (launch for launch in launches if launch.options != COMPARED_ONLY)
+    return list(dict.fromkeys(launch.model_copy(update=alike) for launch in compiled))
 
 
 MULTIPLE = ("i32", '[["tt.divisibility", 16]]', None)

@@ -38,7 +38,7 @@ from .environment import (
     is_interpreting,
     triton_key,
 )
-from .identity import is_jit, python_function
+from .identity import is_jit, python_function, value_text
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
@@ -266,10 +266,11 @@ class UnencodableValueError(Exception):
 def encode_value(value: Any) -> Any:
     """Return a type, a constant or an option as a record keeps it.
 
-    It may be a plain value, a dtype, a jit function of a module, or a tuple of those.
+    It may be a plain value, a dtype, a jit function of a module, or a tuple of those, perhaps with
+    names; else its text is kept, which `decode_value` refuses.
 
     Raises:
-        UnencodableValueError: there is no encoding for the value's type.
+        UnencodableValueError: the value has no text that means the same in another process.
     """
     is_plain = value is None or isinstance(value, (bool, int, str))
     if is_plain or (isinstance(value, float) and math.isfinite(value)):
@@ -281,14 +282,27 @@ def encode_value(value: Any) -> Any:
 def _to_tree(value: Any) -> Any:
     if type(value) is tuple:
         return list(map(_to_tree, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {"tuple": _place(type(value)), "items": list(map(_to_tree, value))}
     if type(value).__name__ == "dtype":
         return {"dtype": str(value)}
     if is_jit(value) and hasattr(value, "cache_key"):
-        function = python_function(value)
-        return {"jit": f"{function.__module__}:{function.__qualname__}"}
+        return {"jit": _place(python_function(value))}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if text := value_text(value):  # no process makes the value of it, but all compare it
+        return {"text": text}
     raise UnencodableValueError(f"{type(value).__name__} {value!r}")
+
+
+def _place(definition: Any) -> str:
+    return f"{definition.__module__}:{definition.__qualname__}"
+
+
+def _find(place: str) -> Any:
+    """Return what a module that is imported defines: to import one would let a record run code."""
+    module, _, name = place.partition(":")
+    return getattr(sys.modules.get(module), "__dict__", {}).get(name)
 
 
 def decode_value(encoded: Any) -> Any:
@@ -314,12 +328,16 @@ def _from_tree(tree: Any) -> Any:
         case {"dtype": str(name)}:
             return tl.dtype(name)
         case {"jit": str(name)}:
-            # A record comes from elsewhere: to import what it names would let it run code.
-            module, _, path = name.partition(":")
-            function = getattr(sys.modules.get(module), "__dict__", {}).get(path)
+            function = _find(name)
             if not hasattr(function, "cache_key"):
                 raise ValueError(f"a launch is given {name}, which is not imported here")
             return function
+        case {"tuple": str(name), "items": list(items)}:
+            kind = _find(name)
+            is_tuple = isinstance(kind, type) and issubclass(kind, tuple)
+            if not is_tuple or len(getattr(kind, "_fields", ())) != len(items):
+                raise ValueError(f"a launch is given a {name}, which is not imported here")
+            return tuple.__new__(kind, map(_from_tree, items))
         case dict():
             raise ValueError(f"a launch names {tree!r}, which this version does not know")
     return tree

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
 
+COMPARED_ONLY = {"compared only": True}
+"""An option, which no launch has, of those of which nothing can be compiled again."""
+
 MOST_GENERATED = 4
 """Largest number of recorded launches whose code is generated to compare one record."""
 
@@ -90,10 +93,16 @@ def tuned_launches(
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
         launch = launch_of(compiled.src, compiled.metadata, config, heuristics=has_heuristics)
-        noted = {"config": describe(config).digest, "code": code_of_binary(compiled)}
+        noted: dict[str, Any] = {
+            "config": describe(config).digest,
+            "code": code_of_binary(compiled),
+        }
+        if launch is None:  # its code can be compared all the same
+            launch = encode_launch(compiled.src, config.all_kwargs())
+            noted["options"] = COMPARED_ONLY
     except Exception:  # an unrecorded launch costs a compilation later; this tuning must go on
         return ()
-    return () if launch is None else (launch.model_copy(update=noted),)
+    return (launch.model_copy(update=noted),)
 
 
 def has_equal_code(kernel: Any, record: Record, declared: Mapping[Config, Any]) -> bool:
@@ -151,7 +160,7 @@ def find_other_code(
 
     Returns:
         None if it is equal, or if nothing can be said: the IR was not kept, or to compile ahead of
-        the launch would call hooks of the function.
+        the launch would call hooks of the function. What cannot be generated again counts as other.
     """
     function, name = jit_function(autotuner), describe(config)
     noted = _launches_with_code(launches, name)
@@ -177,7 +186,7 @@ def find_other_code(
     if function.fn in _generated_again:
         return None
     _generated_again.add(function.fn)
-    return code if generates_equal_code(autotuner.fn, noted, name, config) is False else None
+    return None if generates_equal_code(autotuner.fn, noted, name, config) else code
 
 
 _refused: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()

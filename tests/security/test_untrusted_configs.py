@@ -123,6 +123,9 @@ def test_types_as_triton_writes_them_are_taken(type_: str) -> None:
         'json:["i32", "tensordesc<fp16[16],print(1)>"]',
         'json:{"jit": "os:system"}',
         'json:{"tuple": ["i32"]}',
+        'json:{"tuple": "os:system", "items": ["i32"]}',
+        'json:{"tuple": "random:Random", "items": []}',
+        'json:{"tuple": "inspect:ArgInfo", "items": ["i32"]}',
         "json:7",
     ],
 )

@@ -86,6 +86,16 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
         def act(v):
             return v * size()
         """),
+    "a value that a constexpr function reads, beside an enumeration": Change(_HEAD + """
+import enum
+SIZE = {"of": @@}
+@triton.constexpr_function
+def size():
+    return SIZE["of"]
+@triton.jit
+def k(x, y, n, B: tl.constexpr, kind: tl.constexpr = enum.Enum("Kind", "PLAIN").PLAIN):
+    tl.store(y + tl.arange(0, B), tl.load(x + n) * size())
+"""),
     "a patched method of Triton's tensors": _function("""
         @core.builtin
         def patched(self, other, _semantic=None):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
+from urllib import parse
 
 import products
 import triton
 import triton.language as tl
 from support.launch_binding import Pointer, bind_launch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from dejavu_cache.runtime.launch_recorder import CompiledLaunch
-from dejavu_cache.triton_internals.compilation import launch_of, recreate_compilation
+from dejavu_cache.triton_internals.compilation import launch_of, recreate_compilation, target_of
 from dejavu_cache.triton_internals.hooks import DevicelessDriver
 from dejavu_cache.triton_internals.identity import jit_function
 
@@ -48,9 +48,7 @@ def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
 
 
 def main(backend: str, arch: str) -> None:
-    target = GPUTarget(
-        backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64
-    )
+    target = target_of(f"sm_{arch}" if backend == "cuda" else arch)
     driver.set_active(DevicelessDriver(target))
     x, y = Pointer("bfloat16"), Pointer("float32", 4097)
     small = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
@@ -64,32 +62,28 @@ def main(backend: str, arch: str) -> None:
     check(plain, target, None, x, y, 3, 2.0, False, None, 32, 16, num_warps=2)
     tied = triton.Config({"BLOCK": 16})
     check(odd, target, tied, x, (5, y), square, tl.float16, 0.5)
-    check(odd, target, tied, x, (16, 2.0), square, (tl.float32, None), "json:no")
+    pair: Any = parse.DefragResult  # any tuple with names
+    check(odd, target, tied, x, pair(16, 2.0), square, (tl.float32, pair(1, None)), "json:no")
     check_recorded_launch(target)
     if backend == "cuda" and arch == "90" and triton.__version__ >= "3.6":
         gluon(target)
 
 
-def as_recorded(source: Any, metadata: Any, tuner: Any) -> Any:
-    store: Any = None
-    return CompiledLaunch(source, vars(metadata), tuner, store, store).as_recorded()
-
-
 def check_recorded_launch(target: Any) -> None:
     """Check that a recorded launch of a tuned kernel is stored without its config."""
-    tuner = products.add_one
+    tuner, store = products.add_one, cast("Any", None)
     fn, config = jit_function(tuner), tuner.configs[4]
     source, metadata = bind_launch(
         fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs()
     )
-    launch = as_recorded(source, metadata, tuner)
+    launch = CompiledLaunch(source, vars(metadata), tuner, store, store).as_recorded()
     assert launch == launch_of(source, metadata, config)
     assert launch is not None
     assert "BLOCK" not in launch.signature
     source, metadata = bind_launch(
         products.halve, target, (Pointer("float16"), 128), {"num_warps": 1}
     )
-    launch = as_recorded(source, metadata, None)
+    launch = CompiledLaunch(source, vars(metadata), None, store, store).as_recorded()
     assert launch is not None
     assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
 
