@@ -93,7 +93,7 @@ class ServerCalls:
             raise
         except errors.RemoteError as error:
             # A silence in what little time others have left says nothing of this server.
-            if before < silence / 2 or not isinstance(error, errors.SilenceError):
+            if silence - before >= self.wait / 2 or not isinstance(error, errors.SilenceError):
                 self._leave_alone(error, asked_at)
             raise
         self._note_answer()
@@ -103,26 +103,26 @@ class ServerCalls:
         """Call a server as `ask` does, but wait up to some seconds for one that is busy or silent.
 
         A server that is silent may be busy or hang. The wait for it is `PATIENCE` times the usual
-        one, and after that it must have answered such a call to be waited for again.
+        one. After that, such calls have the usual one, each its own, until one is answered.
         """
         if seconds <= 0 or not (self.closed or self.is_hopeful):
             return self.ask(question)
         look = current_look(self.client.url)
         while True:
-            patience = min(PATIENCE * self.wait, seconds) if self.is_hopeful else 0.0
+            patience = min(PATIENCE * self.wait, seconds)
+            silence = max(self.wait, patience) if self.is_hopeful else look.waited + self.wait
             try:
-                answer = self.ask(question, max(self.wait, patience), at_once=True)
+                answer = self.ask(question, silence, at_once=True)
                 self.is_hopeful = True
                 return answer
             except errors.BusyError as error:
-                pause = error.retry_after
-                look.paused += pause
+                look.paused += error.retry_after
                 if look.paused > seconds:
                     raise
+                time.sleep(error.retry_after)
             except errors.UnreachableError:
-                self.is_hopeful = False
+                self.is_hopeful &= self.closed
                 raise
-            time.sleep(pause)
 
     def _require_due(self, at_once: bool) -> float:
         """Raise an error where the server is left alone; else return when it is asked: now."""
