@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -342,7 +342,8 @@ def open_patiently(url: str) -> Store:
     settings = current_settings()
     store = open_store(url or settings.url or settings.default_url)
     for tier in tiers_of(store):
-        tier.wait = PATIENCE
+        with suppress(AttributeError):  # another package's may have a wait of its own
+            tier.wait = PATIENCE
     return store
 
 
@@ -448,13 +449,11 @@ def shipped_stores() -> list[Store]:
     stores: list[Store] = []
     for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
         try:
-            folder = _folder_of(point)
+            stores.append(FileStore(_folder_of(point), read_only=True))
         except Exception as error:  # another package's error must not stop a launch
             warn_once(
                 f"{SHIPPED}:{point.name}", f"the records of {point.value} cannot be found: {error}"
             )
-            continue
-        stores.append(FileStore(folder, read_only=True))
     return stores
 
 

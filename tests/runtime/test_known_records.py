@@ -20,13 +20,13 @@ from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.model.selection import distance
 from dejavu_cache.runtime import known_records
 from dejavu_cache.runtime.known_records import KnownRecords
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, file_layout
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, file_layout, open_patiently
 from dejavu_cache.triton_internals.config_names import describe
 
 TENSORS = torch.ones(1), torch.ones(1)
 
 
-def make(store: Path) -> Any:
+def make(store: Any) -> Any:
     return cached_autotune(CONFIGS, ["n"], store=store, mode="reuse")(add_one)
 
 
@@ -149,10 +149,10 @@ def test_a_slow_server_holds_no_launch_up_by_naming_many_contexts(
 ) -> None:
     for version in range(9):
         record_sizes(tmp_path, 100, triton=f"2.{version}")
-    monkeypatch.setattr(FileStore, "wait", 0.4)
+    monkeypatch.setattr(FileStore, "wait", property(lambda _: 0.4))
     monkeypatch.setattr(known_records, "time", SimpleNamespace(monotonic=count(0, 0.05).__next__))
     asked = note_calls(monkeypatch, FileStore, "scenario_texts")
-    launch(make(tmp_path), 100)
+    launch(make(open_patiently(str(tmp_path))), 100)
     assert 1 < len(asked) < 9
 
 
