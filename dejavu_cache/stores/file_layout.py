@@ -260,7 +260,7 @@ def find_places(file: IO[bytes], context: Context, start: int = 0) -> Iterator[t
         for match in _FIRST_LINE.finditer(lines, 0, last + 1):
             if match[1] is None:
                 raise ValueError("it has something else than records")
-            yield match[1].decode(), position + match.start()
+            yield match[1].decode(errors="replace"), position + match.start()
         position, rest = position + last, lines[last:]
 
 

@@ -106,7 +106,8 @@ class TestTheFile:
         head, *cuts = re.split(r",?\n\{", path.read_text().removesuffix("\n]}\n"))
         monkeypatch.setattr(Page, "parse", None)
         for order in (cuts, cuts[::-1], cuts[::2] + cuts[1::2]):
-            path.write_text("\n{".join([head, ",\n{".join(order)]) + "\n]}\n")
+            text = "\n{".join([head, ",\n{".join(order)]) + "\n]}\n"
+            path.write_bytes(text.encode().replace(b'"M": 500', b'"M": "\xff"'))  # costs no other
             for m in (0, 16, 32, 99, *range(100, 1000, 29), 999, 1000, 999_999):
                 found = reopen(store).get(context(), record(m).scenario, fresh=True)
                 is_there = m in (16, 32, *range(100, 1000))
