@@ -301,8 +301,11 @@ def _place(definition: Any) -> str:
 
 def _find(place: str) -> Any:
     """Return what a module that is imported defines: to import one would let a record run code."""
-    module, _, name = place.partition(":")
-    return getattr(sys.modules.get(module), "__dict__", {}).get(name)
+    module, _, names = place.partition(":")
+    found: Any = sys.modules.get(module)
+    for name in names.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found
 
 
 def decode_value(encoded: Any) -> Any:

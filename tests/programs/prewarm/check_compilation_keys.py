@@ -20,9 +20,10 @@ from dejavu_cache.triton_internals.identity import jit_function
 SPLIT = tl.constexpr(3)
 
 
-@triton.jit
-def square(x):
-    return x * x
+class Functions:
+    @triton.jit
+    def square(x: Any) -> Any:  # noqa: N805
+        return x * x
 
 
 @triton.jit
@@ -61,8 +62,9 @@ def main(backend: str, arch: str) -> None:
         check(plain, target, large, x, y, n, float("1e30"), False, x)
     check(plain, target, None, x, y, 3, 2.0, False, None, 32, 16, num_warps=2)
     tied = triton.Config({"BLOCK": 16})
-    check(odd, target, tied, x, (5, y), square, tl.float16, 0.5)
     pair: Any = parse.DefragResult  # any tuple with names
+    square = Functions.square
+    check(odd, target, tied, x, (5, y), square, tl.float16, 0.5)
     check(odd, target, tied, x, pair(16, 2.0), square, (tl.float32, pair(1, None)), "json:no")
     check_recorded_launch(target)
     if backend == "cuda" and arch == "90" and triton.__version__ >= "3.6":
