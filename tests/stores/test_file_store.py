@@ -424,11 +424,11 @@ def test_a_writer_that_is_stuck_is_waited_for_once(
     waits: list[float] = []
     hold = file.hold_lock
 
-    def watched(path: Path, wait: float) -> AbstractContextManager[None]:
+    def hold_and_note(path: Path, wait: float) -> AbstractContextManager[None]:
         waits.append(wait)
         return hold(path, wait)
 
-    monkeypatch.setattr(file, "hold_lock", watched)
+    monkeypatch.setattr(file, "hold_lock", hold_and_note)
     monkeypatch.setattr(file, "_WAIT", 0.3)
     with lock_of(store):
         for m in (64, 128):
