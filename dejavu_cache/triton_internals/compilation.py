@@ -302,10 +302,10 @@ def _place(definition: Any) -> str:
 def _find(place: str) -> Any:
     """Return what a module that is imported defines: to import one would let a record run code."""
     module, _, names = place.partition(":")
-    found: Any = sys.modules.get(module)
+    definition: Any = sys.modules.get(module)
     for name in names.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found
+        definition = getattr(definition, "__dict__", {}).get(name)
+    return definition
 
 
 def decode_value(encoded: Any) -> Any:
