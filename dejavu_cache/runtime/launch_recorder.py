@@ -165,7 +165,7 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
         return
     store = as_tiers(None) if owner is None else owner.home
     # What others have recorded too is kept: an engine's folder is built of what its own start says.
-    own = [tier for tier in store.tiers if not (tier.read_only or isinstance(tier, MemoryStore))]
+    own = [tier for tier in store.writable if not isinstance(tier, MemoryStore)]
     if own:
         environment = current_environment(current_device())
         _writer.add(CompiledLaunch(source, metadata, autotuner, TieredStore(own), environment))

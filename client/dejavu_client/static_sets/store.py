@@ -54,12 +54,12 @@ class StaticStore(Store):
     """
 
     remote = read_only = keeps_copies = True
-    wait: float
+    wait = property(attrgetter("calls.wait"), lambda self, wait: setattr(self.calls, "wait", wait))
 
     def __init__(self, source: Source, key: str, *, folder: Path | None = None) -> None:
         """Read nothing yet."""
         self.url = f"static+{source.url}?key={key}"
-        self.calls, self.wait = source, source.wait
+        self.calls = source
         self._key = key
         name = hashlib.sha256(self.url.encode()).hexdigest()[:32]
         self._folder = folder or safe_files.user_folder("static") / name
