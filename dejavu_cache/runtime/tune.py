@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from ..model.record import (
 )
 from ..model.scenario import Config
 from ..stores import Found, one_look
-from ..system.background_threads import uninterrupted
+from ..system.background_threads import dropping_errors, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import Progress, warn_once, whoami
 from ..triton_internals.compilation import (
@@ -297,7 +297,7 @@ class Tune:
     def _release_losers(self, function: Any, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's."""
         request = self._request
-        with suppress(Exception):  # a kernel that does not compile any more fails at its launch
+        with dropping_errors():  # a kernel that does not compile any more fails at its launch
             config, args, kwargs = request.declared[winner], request.args, request.kwargs
             needed = compile_config(request.autotuner, config, args, kwargs)
             release_later(function, self._in_memory, needed)
