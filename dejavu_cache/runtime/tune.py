@@ -221,7 +221,10 @@ class Tune:
             try:
                 for done, measurements in enumerate(tuner.tune(configs, search), 1):
                     self._queued += measurements
-                    writes.append(self._writer.submit(self._write))
+                    try:
+                        writes.append(self._writer.submit(self._write))
+                    except RuntimeError:  # threads begin nothing once the main one has ended
+                        self._write()
                     if self._parent is not None:
                         writes[-1].result()  # before it is told of the next config
                     progress.show(f"{done} of {len(configs)} configs")
