@@ -498,7 +498,9 @@ def version_of(text: str | bytes, field: str = "format") -> int:
     return version if isinstance(version, int) else 0
 
 
-def first_problem(error: ValidationError) -> str:
-    """Return the place and the text of a validation's first error."""
+def first_problem(error: Exception) -> str:
+    """Return the place and the text of a validation's first error, or the text of another one."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors(include_url=False, include_context=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))[:500]

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +17,7 @@ from pydantic import Field
 from ..errors import PrewarmError
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
-from ..stores.manifest import MANIFEST, RECORDS, Manifest, describe_file, files_of
+from ..stores.manifest import BINARIES, MANIFEST, RECORDS, Manifest, describe_file, files_of
 from ..system.notices import Progress, counted
 from ..system.workers import Worker, WorkerLostError, WorkerPool
 
@@ -254,6 +254,8 @@ def prewarm(
 def _new_folder(out: Path) -> Iterator[Path]:
     """Make a working folder, which becomes `out` at the end, unless an error is raised.
 
+    An empty folder, which may be mounted or the working one, is filled, with the manifest last.
+
     Raises:
         PrewarmError: something is there already, or it cannot be written.
     """
@@ -262,10 +264,16 @@ def _new_folder(out: Path) -> Iterator[Path]:
         if out.exists() and (out.is_file() or any(out.iterdir())):
             raise PrewarmError(f"{out} is there already: remove it, or name another folder")
         out.parent.mkdir(parents=True, exist_ok=True)
-        where = {"prefix": f".{out.name}.", "dir": str(out.parent)}
+        where = {"prefix": f".{out.name}.", "dir": str(out if out.exists() else out.parent)}
         with TemporaryDirectory(**where, ignore_cleanup_errors=True) as work:
             yield Path(work)
-            os.rename(work, out)
+            if out.exists():
+                with suppress(PermissionError):  # somebody else's
+                    out.chmod(0o755)
+                for name in (RECORDS, BINARIES, MANIFEST):
+                    os.rename(Path(work, name), out / name)
+            else:
+                os.rename(work, out)
     except OSError as error:
         raise PrewarmError(f"{out} cannot be written: {error.strerror or error}") from error
 

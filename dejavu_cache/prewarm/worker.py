@@ -6,6 +6,7 @@ It sees no GPU and uses no driver. The parent replaces it if the compiler takes 
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -126,25 +127,23 @@ def _make_tools(folder: Path) -> None:
     Raises:
         PrewarmError: there is no C compiler, or it does not work.
     """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise PrewarmError(
-            "there is no C compiler on the builder, and Triton needs one for the modules that "
-            "launch kernels: install gcc here; the program itself will not need it"
-        )
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "gcc"
     folder.mkdir(parents=True, exist_ok=True)
     script, library = folder / "cc", folder / "libcuda.so.1"
+    headers = f"-I{sysconfig.get_path('include', 'posix_prefix')}"
+    options = f"-shared -fPIC -Wl,-soname,{library.name} -include Python.h -x c {os.devnull} -o"
     with FileLock(folder / "tools.lock"):
         if script.exists():
             return
-        options = f"-shared -fPIC -Wl,-soname,{library.name} -x c {os.devnull} -o".split()
-        process = subprocess.run(
-            [*compiler.split(), *options, str(library)], capture_output=True, text=True
-        )
-        if process.returncode:
+        words = [*compiler.split(), headers, *options.split(), str(library)]
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", "") or str(error)
             raise PrewarmError(
-                f"the C compiler {compiler} does not work: {process.stderr.strip()[-500:]}"
-            )
+                f"the C compiler {compiler} cannot build what launches kernels: install gcc and "
+                f"Python's headers here, and the program does without: {why.strip()[-500:]}"
+            ) from None
         script.write_text(_COMPILER.format(compiler=compiler), encoding="utf-8")
         script.chmod(0o755)
 

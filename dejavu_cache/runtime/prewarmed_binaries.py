@@ -16,9 +16,8 @@ from typing import Any
 from ..errors import DejavuError, PrewarmError
 from ..settings import Mode, current_settings
 from ..stores import prewarmed_folders, shipped_stores
-from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
+from ..stores.manifest import BINARIES, MANIFEST, Manifest, describe_file, read_manifest
 from ..system.notices import warn_once
-from ..system.safe_files import sha256_of
 from ..triton_internals import environment
 from ..triton_internals.hooks import add_compilation_listener, serve_binaries
 
@@ -37,7 +36,6 @@ class SealedBinaries:
         """Remember the digests; no binary is read yet."""
         self.folder, self.manifest = folder, manifest
         self.refused: set[str] = set()
-        self._files = manifest.files
         self._checked: dict[str, Path | None] = {}
 
     def find(self, key: str, name: str) -> Path | None:
@@ -46,7 +44,7 @@ class SealedBinaries:
         None stands for none, or for one that must not be loaded.
         """
         inside = f"{BINARIES}/{key}/{name}"
-        if inside not in self._files or "/" in name or name == "..":
+        if inside not in self.manifest.files or "/" in name or name == "..":
             return None
         if inside not in self._checked:
             self._checked[inside] = self._check(inside)
@@ -54,21 +52,13 @@ class SealedBinaries:
 
     def _check(self, inside: str) -> Path | None:
         path = self.folder / inside
-        try:
-            problem = _problem_of(path.parent) or _problem_of(path)
-            if problem is None:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                with open(os.open(path, flags), "rb") as file:
-                    if sha256_of(file) == self._files[inside].sha256:
-                        return path
-                problem = f"{path} was altered: its digest is not the manifest's"
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            problem = f"{path} cannot be read: {error.strerror}"
+        problem = problem_of(path.parent) or problem_of(path)
+        if problem is None:
+            if describe_file(path) == self.manifest.files[inside]:
+                return path
+            problem = f"{path} was altered: its digest is not the manifest's; make the folder again"
         self.refused.add(path.stem)
-        remedy = "it is compiled instead; make the folder again with prewarm"
-        warn_once(f"binary {path}", f"{problem}; {remedy}")
+        warn_once(f"binary {path}", f"{problem}; it is compiled instead")
         return None
 
 
@@ -92,7 +82,7 @@ def use_prewarmed_binaries() -> bool:
     for folder in map(Path, map(os.path.realpath, folders)):
         try:
             loadable.append(SealedBinaries(folder, loadable_manifest(folder)))
-        except (DejavuError, OSError) as error:
+        except DejavuError as error:
             warn_once(
                 f"prewarmed {folder}",
                 f"the binaries of {folder} are not used, and kernels will be compiled: {error}",
@@ -146,13 +136,12 @@ def loadable_manifest(folder: Path) -> Manifest:
     """Return the manifest of a folder whose binaries this process may load.
 
     Raises:
-        PrewarmError: others may write to the folder, its manifest is damaged, or it was made for
-            another Triton or Python.
-        OSError: the folder cannot be looked at.
+        PrewarmError: it is not there, others may write to it, its manifest is damaged, or it was
+            made for another Triton or Python.
     """
     problem = writable_by_others(folder)
     if problem is not None:
-        raise PrewarmError(f"{problem}, since binaries are code")
+        raise PrewarmError(problem)
     manifest = read_manifest(folder)
     ours = (
         str(environment.triton_version()),
@@ -169,32 +158,32 @@ def loadable_manifest(folder: Path) -> Manifest:
 
 
 def writable_by_others(folder: Path) -> str | None:
-    """Return why a user other than this one and root can change a prewarmed folder, or None.
+    """Return why a prewarmed folder is not there, or can be changed by other users, or None.
 
     The folder, its parents, its manifest and its folder of binaries are looked at.
-
-    Raises:
-        OSError: one of them cannot be looked at.
     """
     for path in (folder / MANIFEST, folder / BINARIES, folder, *folder.parents):
-        problem = _problem_of(path, may_be_sticky=path in folder.parents)
+        problem = problem_of(path, may_be_sticky=path in folder.parents)
         if problem is not None:
             return problem
     return None
 
 
-def _problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
-    """Return why others can change a file or the entries of a folder, or None; a link is neither.
+def problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
+    """Return why others can change a file or a folder's entries, or it is none, or None.
 
     In a sticky folder, which may do, users cannot rename what belongs to others.
     """
-    status = path.lstat()
+    try:
+        status = path.lstat()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}; mount the folder, or make it again"
     is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
     is_sticky = may_be_sticky and status.st_mode & stat.S_ISVTX
     is_private = is_sticky or not status.st_mode & 0o022
     if is_plain and is_private and status.st_uid in (0, os.geteuid()):
         return None
     return (
-        f"{path} is a link, another user's, or one that others may write: "
+        f"{path} is a link, another user's, or one that others may write, and binaries are code: "
         f"replace it by a file or folder, chown it to this user, or chmod go-w {path}"
     )

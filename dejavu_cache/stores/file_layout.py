@@ -128,7 +128,7 @@ class Page:
         try:
             context = Context.model_validate_json(head[len(_OPENING) :])
         except ValidationError as error:
-            raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
+            raise DamagedRecordsError(f"{where} is damaged: {first_problem(error)}") from None
         page = cls(context, where)
         if not text.endswith(_CLOSING):
             page.loss = "its end is missing"
@@ -218,7 +218,7 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
         record_set = RecordSet.model_validate_json(text)
         version = record_set.format
     except (ValueError, RecursionError) as error:
-        record_set, version, reason = None, version_of(text), _reason(error)
+        record_set, version, reason = None, version_of(text), first_problem(error)
     if version > FORMAT:
         raise NewerFormatError(where, version, FORMAT)
     if record_set is None:
@@ -362,7 +362,3 @@ def _problem_of(cut: str) -> str:
     except ValidationError as error:
         return first_problem(error)
     return ""
-
-
-def _reason(error: Exception) -> str:
-    return first_problem(error) if isinstance(error, ValidationError) else str(error)

@@ -86,10 +86,6 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         text = read_file(path)
-    except FileNotFoundError:
-        raise PrewarmError(
-            f"{folder} is no prewarmed folder: it has no {MANIFEST}; make one with prewarm"
-        ) from None
     except OSError as error:
         raise PrewarmError(f"{path} cannot be read: {error.strerror}") from None
     schema = version_of(text, "schema_version")

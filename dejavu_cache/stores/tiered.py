@@ -396,14 +396,9 @@ def prewarmed_folders(url: str) -> list[Path]:
 def _open_folder(url: str) -> FileStore:
     """Open a folder of records; of a prewarmed folder, the records alone are used."""
     folder, read_only = _path_of(url)
-    is_meant, is_prewarmed = urlsplit(url).scheme == PREWARMED, os.path.isfile(folder / MANIFEST)
-    if is_meant and not is_prewarmed:
-        raise SettingsError(
-            f"{url!r}: `dejavu-cache prewarm` made no folder {folder}, or this user may not read it"
-        )
-    if not is_prewarmed:
-        return FileStore(folder, read_only=read_only)
-    if not is_meant:
+    if urlsplit(url).scheme != PREWARMED:
+        if not os.path.isfile(folder / MANIFEST):
+            return FileStore(folder, read_only=read_only)
         warn_once(
             f"prewarmed {folder}",
             f"{folder} is a prewarmed folder, and a path serves its records alone: name it as "

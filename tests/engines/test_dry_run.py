@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -53,6 +54,8 @@ def test_a_model_s_config_says_what_its_layers_ask() -> None:
 
 def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
     config, file = json.loads((LLAMA / "config.json").read_text()), tmp_path / "config.json"
+    (tmp_path / "link").symlink_to(file)
+    os.mkfifo(tmp_path / "pipe")
     for options, changed, problem in (
         ({"kv-cache-dtype": "fp9"}, {}, "kv-cache-dtype: Input should be 'auto', 'fp8'"),
         ({"tensor-parallel-size": "3"}, {"kv_lora_rank": 0}, "3 does not divide 32 heads"),
@@ -60,11 +63,18 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
         ({}, {"quantization_config": {"kv_cache_scheme": {"type": "float"}}}, "kv-cache-dtype"),
         ({}, {"text_config": {"num_key_value_heads": None}}, "text_config has no KV heads"),
         ({}, {"block_configs": [{"attention": {}}]}, "the model has block_configs"),
-        ({"dtype": "half"}, {"head_dim": 320}, "head sizes up to 256 are supported"),
+        ({}, {"hidden_size": 3}, "heads of 0 elements; attention takes multiples of 8 up"),
+        ({"max-model-len": str(1 << 63)}, {}, "max-model-len: Input should be less than 2147483"),
+        ({}, {"quantization_config": "fp8"}, "quantization_config: Input should be a valid dict"),
+        ({}, {"text_config": [1]}, "Input should be a valid dict"),
+        ({}, "[" * 9999, "Invalid JSON: recursion limit exceeded"),
+        ({"model": str(tmp_path / "pipe")}, "", "neither a file nor a folder"),
     ):
-        file.write_text(json.dumps(config | changed))
-        with pytest.raises(SettingsError, match=f"^the engine's options: .*{problem}.*; without"):
-            launch_all({"model": str(file), **options})
+        file.write_text(changed if isinstance(changed, str) else json.dumps(config | changed))
+        settings = {"model": str(tmp_path / "link"), **options}
+        named = rf"^the engine's options: .*{problem}.* \(model={settings['model']}\); without"
+        with pytest.raises(SettingsError, match=named):
+            launch_all(settings)
 
 
 def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:

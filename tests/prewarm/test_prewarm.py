@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from support.prewarming import (
     tree,
 )
 from support.processes import dejavu, environment, run_command
+from support.sweeping import wait_until
 
 from dejavu_cache.errors import PrewarmError
 from dejavu_cache.model.record import RecordedLaunch
@@ -142,10 +144,14 @@ def test_a_folder_for_other_gpus_is_named_once(folder: Path, tmp_path: Path) -> 
 def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_path: Path) -> None:
     """Compiled again from nothing, the modules that a C compiler makes included."""
     out = tmp_path / "again"
+    out.mkdir()
+    out.chmod(0o775)
+    number = out.stat().st_ino  # as of a mounted folder, which cannot be replaced
     other_order = {"PYTHONHASHSEED": "7"}  # of sets, in processes that share nothing
     assert prewarm(records, out, devices=("NVIDIA H200",), **other_order).returncode == 0
     ours, theirs = tree(folder), tree(out)
     assert {name for name in theirs if name not in ours} == set()
+    assert (out.stat().st_ino, out.stat().st_mode & 0o777) == (number, 0o755)
     assert {name for name in theirs if ours[name] != theirs[name]} == {"prewarmed.json"}
 
 
@@ -191,6 +197,8 @@ def test_what_a_module_lacks_is_named(records: FileStore, tmp_path: Path) -> Non
     (tmp_path / "proxies.py").write_text("from torch import classes  # which has any attribute\n")
     made = prewarm(records, tmp_path / "out", "proxies", PYTHONPATH=str(tmp_path))
     assert "there is no kernel in proxies" in made.stderr
+    made = prewarm(records, tmp_path / "out", CC="gcc -nostdinc")
+    assert "install gcc and Python's headers here" in made.stderr
 
 
 def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: Path) -> None:
@@ -203,16 +211,22 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
         assert made.returncode == 3
         assert str(mine) in made.stderr
     assert (mine / "thesis.txt").read_text() == "years"
-    words = ["--store", records.url, "--device", "NVIDIA H200", "--out", tmp_path / "out"]
+    words = ["--store", records.url, "--device", "NVIDIA H200", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "dejavu_client", "prewarm", "products", *words]
+    env = environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user"))
     full = run_command(
-        *(sys.executable, "-m", "dejavu_client", "prewarm", "products", *words),
-        env=environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user")),
+        *command,
+        env=env,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
         check=False,
     )
     assert full.returncode == 3, full.stderr
     assert "File too large" in full.stderr or "C compiler" in full.stderr
     assert "Traceback" not in full.stderr
+    with subprocess.Popen(command, env=env) as ended:
+        wait_until(lambda: any(tmp_path.glob(".out.*")))
+        ended.terminate()
+    assert ended.returncode == 128 + signal.SIGTERM
     assert {path.name for path in tmp_path.iterdir()} <= {"mine", "user"}
 
 

@@ -149,6 +149,7 @@ def link(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "altered": (flip_a_byte, "was altered: its digest is not the manifest's"),
     "missing": (lambda out: sorted(out.rglob("*.so"))[0].unlink(), ".so is missing"),
+    "writable": (lambda out: sorted(out.rglob("*.cubin"))[0].chmod(0o666), "others may write"),
     "planted": (
         lambda out: (out / "binaries" / "planted.so").write_text("ELF"),
         "binaries/planted.so is not in the manifest",

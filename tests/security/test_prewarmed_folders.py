@@ -1,13 +1,10 @@
 """A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
 
-import hashlib
 import os
-import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +15,14 @@ from support.processes import PROGRAMS, environment, run_command
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_others
 from dejavu_cache.stores import open_store
-from dejavu_cache.stores.manifest import File, Manifest, read_manifest
+from dejavu_cache.stores.manifest import Manifest, describe_file, files_of, read_manifest
 from dejavu_cache.triton_internals import hooks
 
 KEY = "a" * 40
 
 
 def manifest_of(folder: Path, **changed: Any) -> Manifest:
-    files = {
-        path.relative_to(folder).as_posix(): File(
-            size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
-        )
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = {inside: describe_file(path) for inside, path in files_of(folder).items()}
     values: dict[str, Any] = {
         "made_by": "x",
         "triton": triton.__version__,
@@ -106,59 +97,43 @@ def test_a_plain_path_serves_the_records_and_names_the_scheme(
         open_store(f"prewarmed://host{tuned}")
 
 
-@contextmanager
-def unreadable(folder: Path) -> Iterator[None]:
-    """Take the right to read a folder from this process, also from root's."""
-    folder.chmod(0)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-        folder.chmod(0o755)
+@pytest.mark.parametrize("inside", ["", "prewarmed.json", "binaries"])
+def test_a_program_goes_on_without_a_folder_that_was_moved(tuned: Path, inside: str) -> None:
+    (tuned / inside).rename(tuned.parent / "elsewhere")
+    ran = decorate_in_a_process(f"prewarmed://{tuned}")
+    assert "no sealed cache" in ran.stderr
+    lost = tuned / (inside or "prewarmed.json")
+    assert f"{lost} cannot be read: No such file or directory; mount the folder" in ran.stderr
+    assert not [*open_store(f"prewarmed://{tuned}").contexts()]
 
 
-@pytest.mark.parametrize("case", ["absent", "empty", "unreadable"])
-def test_a_folder_that_cannot_be_used_is_named(case: str, tmp_path: Path) -> None:
-    folder = tmp_path / "tuned"
-    if case != "absent":
-        folder.mkdir()
-    with (
-        unreadable(folder) if case == "unreadable" else nullcontext(),
-        pytest.raises(SettingsError, match=re.escape(f"made no folder {folder}, or")),
-    ):
-        open_store(f"prewarmed://{folder}")
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "altered": lambda path: path.write_text("EVI"),
+    "missing": lambda path: path.unlink(),
+    "link": lambda path: path.symlink_to(path.rename(path.parents[3] / path.name)),
+    "writable": lambda path: path.chmod(0o666),
+    "foreign": lambda path: os.chown(path, 4711, 4711),
+    "folder": lambda path: path.parent.chmod(0o775),
+}
 
 
 @pytest.mark.usefixtures("cold_cache")
-@pytest.mark.parametrize("change", ["altered", "unlisted", "link", "writable", "foreign", "folder"])
+@pytest.mark.parametrize("change", ["unlisted", *CHANGES])
 def test_a_file_that_others_changed_is_compiled_instead(
-    tuned: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+    tuned: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if change == "foreign" and os.getuid() != 0:
+        pytest.skip("only root can give a file away")
     cubin = tuned / "binaries" / KEY / "k.cubin"
     module = tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
     assert find(tuned) == (str(module), {"k.cubin": str(cubin)})
     if change == "unlisted":
-        manifest = read_manifest(tuned)
-        kept = {name: file for name, file in manifest.files.items() if "grp" in name}
-        text = manifest.model_copy(update={"files": kept}).text
-        (tuned / "prewarmed.json").write_text(text)
-    for path in (cubin, module):
-        if change == "altered":
-            path.write_text("EVI")
-        elif change == "link":
-            path.rename(tmp_path / path.name)
-            path.symlink_to(tmp_path / path.name)
-        elif change == "writable":
-            path.chmod(0o666)
-        elif change == "folder":
-            path.parent.chmod(0o775)
-        elif change == "foreign":
-            if os.getuid() != 0:
-                pytest.skip("only root can give a file away")
-            os.chown(path, 4711, 4711)
+        files = read_manifest(tuned).files
+        kept = {name: file for name, file in files.items() if "grp" in name}
+        (tuned / "prewarmed.json").write_text(manifest_of(tuned, files=kept).text)
+    else:
+        for path in (cubin, module):
+            CHANGES[change](path)
     assert find(tuned) == (None, None)
     assert change == "unlisted" or "compiled instead" in caplog.text
 

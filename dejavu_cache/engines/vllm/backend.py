@@ -28,6 +28,7 @@ from ...attention import NewTokens
 from ...runtime.service_phase import without_benchmarks
 from .planned_attention import (
     CACHE_DTYPES,
+    HEAD_SIZES,
     LayerFeatures,
     LayerShape,
     ServingLimits,
@@ -175,7 +176,7 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Return whether the kernels take a head size."""
-        return head_size <= 256 and head_size % 8 == 0
+        return head_size in HEAD_SIZES
 
     @classmethod
     def supports_combination(

@@ -3,26 +3,30 @@
 These are the launches of the warm-up, by the model's `config.json` and the engine's settings.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
 
 from ...attention.kernels import hopper, kernel_call
 from ...errors import SettingsError
 from ...model.record import first_problem
 from ...model.scenario import FrozenModel
+from ...system.safe_files import read_file
 from .planned_attention import (
     CACHE_DTYPES,
+    HEAD_SIZES,
     LayerFeatures,
     LayerShape,
     ServingLimits,
     batches_to_expect,
     launch_batch,
 )
+
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+Size = Annotated[Count, Field(gt=0)]
 
 
 class EngineSettings(FrozenModel):
@@ -36,12 +40,12 @@ class EngineSettings(FrozenModel):
     model: Path
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    tensor_parallel_size: PositiveInt = 1
-    block_size: Annotated[PositiveInt, Field(multiple_of=16)] = 16
-    max_model_len: NonNegativeInt = 0
-    max_num_seqs: PositiveInt = 1024
-    max_num_batched_tokens: PositiveInt = 8192
-    num_speculative_tokens: NonNegativeInt = 0
+    tensor_parallel_size: Size = 1
+    block_size: Annotated[Size, Field(multiple_of=16)] = 16
+    max_model_len: Count = 0
+    max_num_seqs: Size = 1024
+    max_num_batched_tokens: Size = 8192
+    num_speculative_tokens: Count = 0
 
 
 class ModelConfig(FrozenModel):
@@ -49,18 +53,19 @@ class ModelConfig(FrozenModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    num_attention_heads: PositiveInt
-    hidden_size: PositiveInt
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    max_position_embeddings: PositiveInt | None = None
+    num_attention_heads: Size
+    hidden_size: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    max_position_embeddings: Size | None = None
     dtype: Literal["float16", "bfloat16", "float32"] | None = Field(
         None, validation_alias=AliasChoices("dtype", "torch_dtype")
     )
     model_type: str = ""
-    sliding_window: PositiveInt | None = None
+    sliding_window: Size | None = None
     use_sliding_window: bool | None = True
     attn_logit_softcapping: float | None = None
+    quantization_config: dict[str, Any] | None = None
 
 
 UNUSUAL = (
@@ -85,16 +90,17 @@ def launch_all(options: Mapping[str, str]) -> None:
     try:
         settings = EngineSettings.model_validate(dict(options))
         path = settings.model / "config.json" if settings.model.is_dir() else settings.model
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config |= config.get("text_config") or {}
+        mapping = TypeAdapter(dict[str, Any])
+        config = mapping.validate_json(read_file(path.resolve()))
+        config |= mapping.validate_python(config.get("text_config") or {})
         shape, features, limits = describe(settings, config)
         for layer in features:
             for batch in batches_to_expect(limits):
                 launch_batch(shape, layer, batch, torch.device("meta"))
-    except (AttributeError, OSError, TypeError, ValueError) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+    except (OSError, RuntimeError, ValueError) as error:
         raise SettingsError(
-            f"the engine's options: {why}; without options, what was recorded of a start is taken"
+            f"the engine's options: {first_problem(error)} (model={options.get('model')}); without "
+            "options, what was recorded of a start is taken"
         ) from None
 
 
@@ -110,13 +116,17 @@ def describe(
     heads, ranks = model.num_attention_heads, settings.tensor_parallel_size
     kv_heads = model.num_key_value_heads or heads
     length = settings.max_model_len or model.max_position_embeddings
-    quantized = config.get("quantization_config") or {}
+    head_size = model.head_dim or model.hidden_size // heads
+    quantized = model.quantization_config or {}
     problems = {
         f"the model has {name}": config[name] for name in config if name.startswith(UNUSUAL)
     } | {
         f"tensor-parallel-size {ranks} does not divide {heads} heads": heads % ranks,
         f"tensor-parallel-size {ranks} neither divides {kv_heads} KV heads nor is a multiple": (
             max(kv_heads, ranks) % min(kv_heads, ranks)
+        ),
+        f"heads of {head_size} elements; attention takes multiples of 8 up to 256": (
+            head_size not in HEAD_SIZES
         ),
         "config.json has no head_dim": model.model_type.startswith("gemma") and not model.head_dim,
         "text_config has no KV heads": config.get("text_config") and not model.num_key_value_heads,
@@ -129,7 +139,6 @@ def describe(
     for problem, is_there in problems.items():
         if is_there:
             raise ValueError(problem)
-    head_size = model.head_dim or model.hidden_size // heads
     # vLLM runs models of float32 in bfloat16 unless it is told otherwise.
     stored = "float16" if model.dtype == "float16" else "bfloat16"
     dtype = getattr(torch, stored if settings.dtype == "auto" else settings.dtype)

@@ -32,6 +32,9 @@ CACHE_DTYPES = {
 }
 """Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
 
+HEAD_SIZES = range(8, 257, 8)
+"""Sizes of heads that layers may have."""
+
 
 class LayerFeatures(NamedTuple):
     """What a layer asks of attention, beside its queries and its cache.

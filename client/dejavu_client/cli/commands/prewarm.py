@@ -16,6 +16,7 @@ from ..chosen_store import open_existing_store
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption, parse_assignments, text_option
 from ..output import note, say, show_json, show_progress
+from .programs import end_in_order
 
 if TYPE_CHECKING:
     from dejavu_cache.stores.manifest import Manifest
@@ -76,6 +77,7 @@ def prewarm(
         options=parse_assignments(option, "--option"),
     )
     show_progress()
+    end_in_order()
     manifest, notes = build(spec, Path(out), processes=jobs or None)
     for text in notes:
         note(text)

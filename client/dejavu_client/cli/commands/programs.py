@@ -33,6 +33,17 @@ PATIENCE = 10.0
 """Seconds that a program has to end when the verification is ended."""
 
 
+def end_in_order() -> None:
+    """Have what ends this process raise SystemExit from now on, so that it cleans up."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # those that nohup ignores stay ignored
+            signal.signal(number, end)
+
+
 WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Leaves the options after the program's name to the program."""
 
@@ -105,6 +116,7 @@ def verify(
     """
     from dejavu_cache.runtime.run_files import read_events
 
+    end_in_order()
     with tempfile.TemporaryDirectory(prefix="dejavu-cache-report-") as folder:
         # The program may change to another user, who must be able to write here too.
         Path(folder).chmod(0o1777)
@@ -118,27 +130,13 @@ def verify(
 
 
 def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int:
-    """Run a program that reports to a folder to its end, and return its exit code.
-
-    What ends this process ends it too.
-    """
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    ending = [  # those that are ignored, as under nohup, stay ignored
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) == signal.SIG_DFL
-    ]
+    """Run a program that reports to a folder to its end, and return its exit code."""
     environment = {**os.environ, f"{PREFIX}REPORT": report}
     try:
         program = subprocess.Popen(command, env=environment, stdout=stdout)
     except OSError as error:
         raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
     try:
-        for number in ending:
-            signal.signal(number, end)
         return program.wait()
     except BaseException:
         program.terminate()
@@ -147,9 +145,6 @@ def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int
         except subprocess.TimeoutExpired:
             program.kill()
         raise
-    finally:
-        for number in ending:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
