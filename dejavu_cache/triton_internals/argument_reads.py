@@ -9,11 +9,10 @@ import enum
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from types import CodeType
 from typing import Any
 
-from ..system.background_threads import dropping_errors
+from ..system.background_threads import dropping_errors, let_signals_through
 
 _MOST_ANSWERS = 1 << 15
 """Answers that are kept; of an argument such as a seed, each value may have its own."""
@@ -183,8 +182,10 @@ class Answers:
     def answer(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the answer for a launch, whose keywords include `grid` and `warmup`."""
         given = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
-        with dropping_errors(), suppress(KeyError, TypeError):  # most are: a look takes 0.2 ms
+        try:
             return self._kept[device, self.form(args, given)]
+        except Exception as error:  # another launch, or one that cannot be compared
+            let_signals_through(error, usual=(KeyError, TypeError))
         read: set[str] = set()
         answer = self._ask(read, args, kwargs)
         if more := read - _NOT_ARGUMENTS - dict(self._read).keys():
