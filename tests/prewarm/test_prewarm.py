@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -
     """Of winners and defaults, and of the module's kernel that nobody tunes."""
     manifest = read_manifest(folder)
     assert not list(find_differences(folder, manifest))
+    assert manifest.host_key == manifest.platform, "keys of modules tell builders apart"
     assert manifest.targets == ("cuda:100", "cuda:90", "hip:gfx942")[: len(DEVICES)]
     assert {kernel.name: kernel.scenarios for kernel in manifest.kernels} == {
         "products.add_one": 2 * len(DEVICES),
@@ -214,12 +216,8 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
     words = ["--store", records.url, "--device", "NVIDIA H200", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "dejavu_client", "prewarm", "products", *words]
     env = environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user"))
-    full = run_command(
-        *command,
-        env=env,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
-        check=False,
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
+    full = run_command(*command, env=env, preexec_fn=limit, check=False)
     assert full.returncode == 3, full.stderr
     assert "File too large" in full.stderr or "C compiler" in full.stderr
     assert "Traceback" not in full.stderr
