@@ -191,14 +191,15 @@ def test_what_another_triton_noted_is_compiled_here(folder: Path, tmp_path: Path
 
 
 def test_what_a_module_lacks_is_named(records: FileStore, tmp_path: Path) -> None:
-    (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
-    made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
-    assert made.returncode == 2
-    assert "lacking cannot be imported: No module named 'flash_attn_that_nobody_has'" in made.stderr
-    assert not (tmp_path / "out").exists()
-    (tmp_path / "proxies.py").write_text("from torch import classes  # which has any attribute\n")
-    made = prewarm(records, tmp_path / "out", "proxies", PYTHONPATH=str(tmp_path))
-    assert "there is no kernel in proxies" in made.stderr
+    for name, text, code, said in (
+        ("lacking", "import nobody_has", 2, "lacking cannot be imported: No module named 'nob"),
+        ("proxies", "from torch import classes  # has any", 2, "there is no kernel in proxies"),
+        ("ending", "import os; os._exit(0)", 3, "and compiles: its process ended with code 0"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        made = prewarm(records, tmp_path / "out", name, PYTHONPATH=str(tmp_path))
+        assert (made.returncode, said in made.stderr) == (code, True), made.stderr
+        assert not (tmp_path / "out").exists()
     made = prewarm(records, tmp_path / "out", CC="gcc -nostdinc")
     assert "install gcc and Python's headers here" in made.stderr
 
