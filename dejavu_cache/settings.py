@@ -138,7 +138,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 def policy_file() -> Path | None:
     """Return the path of this process's policy file, or None.
 
-    Decorating a kernel calls this at import time, when the settings must not be read yet.
+    No other setting is asked for: where one is wrong, a kernel can be decorated all the same.
     """
     variable = os.environ.get(PREFIX + "POLICY", "")
     path = Path(variable or "dejavu.toml")

@@ -14,7 +14,8 @@ from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ConfigCache
 from ..runtime.prewarmed_binaries import prepare_launches
-from ..system.notices import logger, warn_once
+from ..system.background_threads import dropping_errors
+from ..system.notices import logger
 from ..triton_internals.hooks import replace_autotune
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, Heuristics, autotune
@@ -67,18 +68,14 @@ def _cached_or_triton_autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any
         return decorator
 
     def decorate(fn: Any) -> Any:
-        try:
+        # A kernel that Triton accepts must not fail here.
+        with dropping_errors(f"{fn!r} stays with triton.autotune", about=f"install {fn!r}"):
             name = kernel_name(fn)
             if current_policy().rule_for(name).install:
                 arguments = inspect.signature(_TRITON_AUTOTUNE).bind(*args, **kwargs).arguments
                 arguments.pop("cache_results", None)  # results are always kept
                 arguments = {"reset_to_zero": None, "restore_value": None, **arguments}
                 return CachedAutotuner(fn, fn.arg_names, **arguments, is_adopted=True)
-        except Exception as error:  # a kernel that Triton accepts must not fail here
-            warn_once(
-                f"install {fn!r}",
-                f"{fn!r} stays with triton.autotune: {type(error).__name__}: {error}",
-            )
         return _TRITON_AUTOTUNE(*args, **kwargs)(fn)
 
     return decorate
@@ -107,7 +104,7 @@ def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _adopt_subclass(theirs: Autotuner) -> CachedAutotuner | None:
     """Return a cached autotuner for a subclass's kernel, or None if it tunes by itself."""
-    try:
+    with dropping_errors(f"{theirs!r} tunes by itself", about=f"install {theirs!r}"):
         if not _may_adopt(theirs):
             return None
         adopted = CachedAutotuner(
@@ -119,16 +116,12 @@ def _adopt_subclass(theirs: Autotuner) -> CachedAutotuner | None:
             theirs.restore_value,
             is_adopted=True,
         )
-    except Exception as error:
-        warn_once(
-            f"install {theirs!r}", f"{theirs!r} tunes by itself: {type(error).__name__}: {error}"
+        theirs.cache = adopted.cache = ConfigCache(theirs.cache)
+        adopted.__dict__.update(
+            {name: value for name, value in vars(theirs).items() if name in _COPIED_ATTRIBUTES}
         )
-        return None
-    theirs.cache = adopted.cache = ConfigCache(theirs.cache)
-    adopted.__dict__.update(
-        {name: value for name, value in vars(theirs).items() if name in _COPIED_ATTRIBUTES}
-    )
-    return adopted
+        return adopted
+    return None
 
 
 def _may_adopt(theirs: Autotuner) -> bool:

@@ -25,8 +25,8 @@ from ..model.buckets import Exact
 from ..model.scenario import Scenario, canonical_json
 from ..runtime.autotuner import CachedAutotuner
 from ..settings import Mode, current_settings
+from ..system.background_threads import dropping_errors
 from ..system.import_hooks import after_import
-from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.versions import Autotuner
 
@@ -187,20 +187,15 @@ def _make_pass(previous: Any) -> Any:
             theirs = [other.uuid() if hasattr(other, "uuid") else None for other in others]
             if None in theirs:
                 return None
-            try:
+            # A graph from Inductor's cache might have a recalled config.
+            with dropping_errors("Inductor does not cache graphs", about="inductor notes"):
                 wrapper: Any = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
                 traced = wrapper.kernel_side_table.id_to_kernel.values() if wrapper else ()
                 outdated = _outdated_notes(filter(_is_looked_up, list(traced)))
-            except Exception as error:  # a graph from the cache might have a recalled config
-                warn_once(
-                    "inductor notes",
-                    "Inductor does not cache graphs: what they were compiled by cannot be told: "
-                    f"{type(error).__name__}: {error}",
-                )
-                return None
-            settings = current_settings()
-            place = settings.url, settings.namespace, str(settings.mode)
-            return (__version__, _SOURCE, _is_wanted, *place, outdated, *theirs)
+                settings = current_settings()
+                place = settings.url, settings.namespace, str(settings.mode)
+                return (__version__, _SOURCE, _is_wanted, *place, outdated, *theirs)
+            return None
 
     return RecordedConfigPass()
 
@@ -224,12 +219,8 @@ def use_recorded_configs(graph: Any) -> None:
     )
     for node in graph.nodes:
         if node.target in targets:
-            try:
+            with dropping_errors("Inductor tunes a kernel itself", about="inductor"):
                 _use_recorded_config(node, triton_kernel_wrap.kernel_side_table)
-            except Exception as error:  # Inductor goes on with all configs
-                warn_once(
-                    "inductor", f"Inductor tunes a kernel itself: {type(error).__name__}: {error}"
-                )
 
 
 def _use_recorded_config(node: Any, table: Any) -> None:

@@ -74,7 +74,7 @@ class Choices:
 
     def add(self, key: RawKey, resolution: Resolution, launches: Iterator[int]) -> ChosenConfig:
         """Keep what a lookup found for a launch, and the counter of the launches that run it."""
-        if len(self.kept) >= MOST_CHOICES:
+        if max(len(self.kept), len(self._idle)) >= MOST_CHOICES:
             for kept in (self.kept, self._waits, self._idle):
                 kept.clear()
         if resolution.is_idle:

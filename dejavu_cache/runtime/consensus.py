@@ -13,15 +13,18 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ..model.scenario import Config, canonical_json
+from ..system.background_threads import dropping_errors
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from .request import How, Request, Resolution
 from .resolver import Resolver
 
 _provenance: TypeAdapter[How] = TypeAdapter(How)
+
+_BROKEN = "ranks choose configs by themselves, since the job's key-value store fails"
 
 
 def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
@@ -48,41 +51,29 @@ def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution
 
 def _ask(job: Any, key: str, proposal: str | None = None) -> str | None:
     """Return what is decided under a key, which is the proposal if it is the first; or None."""
-    try:
+    with dropping_errors(_BROKEN, about="consensus"):  # a store raises what its transport raises
         if proposal is not None:
             return str(job.compare_set(key, "", proposal).decode())
         return str(job.get(key).decode()) if job.check([key]) else None
-    except Exception as error:  # a store raises what its transport raises
-        _say_broken(error)
-        return None
-
-
-def _say_broken(error: Exception) -> None:
-    warn_once(
-        "consensus",
-        f"the job's key-value store fails ({error}): ranks choose configs by themselves",
-    )
+    return None
 
 
 def _adopt(request: Request, decided: str | None) -> Resolution | None:
     """Return a decision as a resolution of this rank's request; None if it means nothing here."""
     if decided is None:
         return None
-    try:
+    with dropping_errors(_BROKEN, about="consensus"):
         proposal = json.loads(decided)
         config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
         how = _provenance.validate_python(proposal["how"])
-    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        _say_broken(error)
-        return None
-    if config in request.declared:
-        chosen = request.declared[config]
-        return Resolution(how, chosen, request.scenario, request.context, agreed=True)
-    warn_once(
-        f"ranks {request.context.kernel.name} {config}",
-        f"rank {rank} chose ({config}) for {request.name}, which this rank does not declare: it "
-        "chooses by itself; run one version of the kernel on all ranks",
-    )
+        if config in request.declared:
+            chosen = request.declared[config]
+            return Resolution(how, chosen, request.scenario, request.context, agreed=True)
+        warn_once(
+            f"ranks {request.context.kernel.name} {config}",
+            f"rank {rank} chose ({config}) for {request.name}, which this rank does not declare: "
+            "it chooses by itself; run one version of the kernel on all ranks",
+        )
     return None
 
 
@@ -110,12 +101,10 @@ def _proposal(resolution: Resolution) -> str:
 def _job_store() -> Any:
     """Return the job's key-value store; None outside a job, and where a parent's is inherited."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    try:
+    with dropping_errors(_BROKEN, about="consensus"):  # another torch may have no such function
         if distributed is not None and distributed.is_initialized():
             store = distributed._get_default_store()
             return None if store in _inherited else store
-    except Exception as error:  # another version of torch may have no such function
-        _say_broken(error)
     return None
 
 

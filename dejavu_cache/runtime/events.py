@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..settings import current_settings
 from ..stores import FileStore, tiers_of
-from ..system.notices import counted, warn_once
+from ..system.background_threads import dropping_errors
+from ..system.notices import counted
 from ..triton_internals import hooks
 from ..triton_internals.config_names import describe
 from ..triton_internals.versions import Autotuner, knobs
@@ -218,7 +219,7 @@ def trace_choice(event: ConfigChosen) -> None:
         f"{_NAME}.device": resolution.context.environment.device.name,
         f"{_NAME}.how": resolution.how,
     }
-    try:
+    with dropping_errors("OpenTelemetry took no span or metric", about="telemetry"):
         from opentelemetry import trace
 
         _choices_counter().add(1, labels)
@@ -237,8 +238,6 @@ def trace_choice(event: ConfigChosen) -> None:
             },
         )
         span.end(end)
-    except Exception as error:
-        warn_once("telemetry", f"OpenTelemetry took no span or metric: {error}")
 
 
 @cache

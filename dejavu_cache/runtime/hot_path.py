@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..system.background_threads import let_signals_through
-from ..system.notices import logger
+from ..system.background_threads import dropping_errors, let_signals_through
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.versions import (
     HOOK_CHAIN,
@@ -95,7 +94,7 @@ class HotPath:
                 config, content, tuned, until, launches, name, kernel, call = ready[key]
                 is_ready = config.__dict__ == content
             except Exception as error:  # unknown key, or what Triton's own path will report
-                if not isinstance(error, (KeyError, TypeError)):  # usual, and a look takes 0.3 ms
+                if not isinstance(error, (KeyError, TypeError)):  # usual, and a look takes 0.2 ms
                     let_signals_through(error)
                 is_ready = False
             if (
@@ -161,10 +160,9 @@ class HotPath:
             and is_covered(self._fn)
             and not kernel_follows_hooks()
         ):
-            try:
+            # The kernel ran; later launches take microseconds longer.
+            with dropping_errors(f"{self._fn.__name__} is launched through Triton"):
                 self._keep(chosen, generation, kernel, args, kwargs)
-            except Exception as error:  # the kernel ran; later launches take microseconds longer
-                logger.debug("%s is launched through Triton: %r", self._fn.__name__, error)
         return kernel
 
     def _keep(

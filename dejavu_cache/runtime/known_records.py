@@ -20,6 +20,7 @@ from ..model.record import Record
 from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
 from ..model.selection import distance, find_rivals, is_credible, relative_squares, value_distance
 from ..stores import Found, MemoryStore, TieredStore
+from ..system.background_threads import let_signals_through
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from .request import Request, Resolution
@@ -192,6 +193,7 @@ class KnownRecords:
         try:
             self.tiers.put(context, [record], now=now)
         except (StoreError, OSError) as error:
+            let_signals_through(error)
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
 
 

@@ -22,7 +22,7 @@ from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
 from ..stores.tiered import as_tiers
-from ..system.background_threads import WriterThread, uninterrupted
+from ..system.background_threads import WriterThread, dropping_errors, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
@@ -133,7 +133,7 @@ def pause_recording(autotuner: Any) -> Iterator[None]:
 @cache
 def _add_listener() -> None:
     def listener(*, src: Any, metadata: dict[str, Any], **_: Any) -> None:
-        with suppress(Exception):  # recording must not fail a compilation
+        with dropping_errors():  # recording must not fail a compilation
             _record_compilation(src, metadata)
 
     add_compilation_listener(listener)

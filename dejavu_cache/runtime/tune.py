@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from ..model.record import (
 )
 from ..model.scenario import Config
 from ..stores import Found, one_look
-from ..system.background_threads import uninterrupted
+from ..system.background_threads import dropping_errors, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import Progress, warn_once, whoami
 from ..triton_internals.compilation import (
@@ -221,7 +221,10 @@ class Tune:
             try:
                 for done, measurements in enumerate(tuner.tune(configs, search), 1):
                     self._queued += measurements
-                    writes.append(self._writer.submit(self._write))
+                    try:
+                        writes.append(self._writer.submit(self._write))
+                    except RuntimeError:  # threads begin nothing once the main one has ended
+                        self._write()
                     if self._parent is not None:
                         writes[-1].result()  # before it is told of the next config
                     progress.show(f"{done} of {len(configs)} configs")
@@ -297,7 +300,7 @@ class Tune:
     def _release_losers(self, function: Any, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's."""
         request = self._request
-        with suppress(Exception):  # a kernel that does not compile any more fails at its launch
+        with dropping_errors():  # a kernel that does not compile any more fails at its launch
             config, args, kwargs = request.declared[winner], request.args, request.kwargs
             needed = compile_config(request.autotuner, config, args, kwargs)
             release_later(function, self._in_memory, needed)

@@ -21,6 +21,7 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.worth import ONCE, MissCount
 from ..settings import current_settings
+from ..system.background_threads import dropping_errors, let_signals_through
 from ..system.fork_lock import ForkCondition
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home
@@ -215,6 +216,7 @@ class TieredStore(Store):
                 try:
                     tier.put(context, [hit.record])
                 except (StoreError, OSError) as error:
+                    let_signals_through(error)
                     if self.strict:
                         raise
                     _warn_of_unwritable(tier, error)
@@ -256,6 +258,7 @@ class TieredStore(Store):
             try:
                 tier.put(context, records, now=now)
             except StoreError as error:
+                let_signals_through(error)
                 failures.append(error)
                 _warn_of_unwritable(tier, error)
         if failures and (now or self.strict or len(failures) == len(self.writable)):
@@ -306,6 +309,7 @@ class TieredStore(Store):
         try:
             yield
         except (StoreError, OSError) as error:
+            let_signals_through(error)
             if self.strict:
                 raise
             warn_once(tier.url, f"{tier.url} is passed over: {error}")
@@ -443,12 +447,9 @@ def shipped_stores() -> list[Store]:
     """
     stores: list[Store] = []
     for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
-        try:
+        said = f"the records of {point.value} cannot be found"
+        with dropping_errors(said, about=f"{SHIPPED}:{point.name}"):  # they must stop no launch
             stores.append(FileStore(_folder_of(point), read_only=True))
-        except Exception as error:  # another package's error must not stop a launch
-            warn_once(
-                f"{SHIPPED}:{point.name}", f"the records of {point.value} cannot be found: {error}"
-            )
     return stores
 
 

@@ -26,12 +26,12 @@ import types
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Generic, TypeVar
 
 from .fork_lock import ForkCondition, ForkLock
-from .notices import warn_once
+from .notices import logger, warn_once
 
 FLUSH_SECONDS = 2.0
 """Longest time that the end of a program waits for what is queued to be sent."""
@@ -289,7 +289,8 @@ def is_from_signal_handler(error: BaseException) -> bool:
     the library's calls and are not about them. Triton raises errors of its own from what is raised
     while it compiles.
     """
-    codes = set(map(_code_of, map(signal.getsignal, signal.valid_signals())))
+    handlers = filter(callable, map(signal.getsignal, range(1, signal.NSIG)))
+    codes = set(map(_code_of, handlers))
     return any(
         frame.f_code in codes
         for cause in causes_of(error, contexts=False)
@@ -301,6 +302,25 @@ def let_signals_through(error: BaseException) -> None:
     """Raise an error that its caller would drop, if a signal handler of this program raised it."""
     if is_from_signal_handler(error):
         raise error
+
+
+@contextmanager
+def dropping_errors(said: str = "", *, about: str = "") -> Iterator[None]:
+    """Drop the errors of a block, but for those that a signal handler of this program raised.
+
+    Args:
+        said: what is said of an error, before the error itself; by default, nothing is.
+        about: what a warning is about, which says it once; without it, debug messages do.
+    """
+    try:
+        yield
+    except Exception as error:
+        let_signals_through(error)
+        text = f"{said}: {type(error).__name__}: {error}"
+        if about:
+            warn_once(about, text)
+        elif said:
+            logger.debug("%s", text)
 
 
 def causes_of(error: BaseException | None, *, contexts: bool) -> Iterator[BaseException]:
@@ -318,5 +338,5 @@ def _code_of(handler: object) -> types.CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not isinstance(handler, (types.FunctionType, types.MethodType)):
-        handler = type(handler).__call__  # of SIG_DFL and others, a wrapper without code
+        handler = type(handler).__call__  # of one in C, a wrapper without code
     return getattr(handler, "__code__", None)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .notices import warn_once
+from .background_threads import dropping_errors
 
 _waiting: dict[str, dict[Callable[[Any], None], None]] = {}
 
@@ -24,10 +24,8 @@ def after_import(module: str, function: Callable[[Any], None]) -> None:
 
 def _call_waiting(name: str, module: Any) -> None:
     for function in _waiting.pop(name, ()):
-        try:
+        with dropping_errors(f"{name} is used as it is, for {function.__name__}", about=name):
             function(module)
-        except Exception as error:
-            warn_once(name, f"{name} is used as it is: {function.__name__} raised {error!r}")
 
 
 class _Finder:

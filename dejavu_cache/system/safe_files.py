@@ -54,8 +54,13 @@ def open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[i
             if create:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=handle)
-            # Never named twice: an error, or Ctrl-C, in between would have it closed twice.
-            handle, outer = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle), handle
+            try:
+                # Never named twice: an error, or Ctrl-C, in between would have it closed twice.
+                handle, outer = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle), handle
+            except NotADirectoryError:  # as Linux calls a link, too
+                if stat.S_ISLNK(os.lstat(name, dir_fd=handle).st_mode):
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder)) from None
+                raise
             os.close(outer)
         yield handle
     finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..system.notices import logger
+from ..system.background_threads import dropping_errors
 from .hooks import set_interpreter_memory
 
 if TYPE_CHECKING:
@@ -65,11 +65,10 @@ class Accesses(NamedTuple):
 
 def accesses_of_kernel(kernel: CompiledKernel) -> Accesses | None:
     """Return what a compiled kernel does by its IR, or None where that cannot be told."""
-    try:
+    # It may be in another language than Triton's, or call a function that is not inlined.
+    with dropping_errors("a kernel's accesses are unknown"):
         return _accesses_in(kernel.asm["ttir"], tuple(_pointers(kernel.src.signature)))
-    except Exception as error:  # another language than Triton's, or a function that is not inlined
-        logger.debug("a kernel's accesses are unknown: %r", error)
-        return None
+    return None
 
 
 def _pointers(signature: Mapping[str, Any]) -> Iterator[str]:

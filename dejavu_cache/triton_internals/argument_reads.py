@@ -4,14 +4,16 @@ A function that prunes configs, or a heuristic, gets the arguments by name. What
 noted, and its answer holds for all launches that are equal in that.
 """
 
-import contextlib
 import dis
 import enum
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from types import CodeType
 from typing import Any
+
+from ..system.background_threads import dropping_errors
 
 _MOST_ANSWERS = 1 << 15
 """Answers that are kept; of an argument such as a seed, each value may have its own."""
@@ -181,7 +183,7 @@ class Answers:
     def answer(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the answer for a launch, whose keywords include `grid` and `warmup`."""
         given = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
-        with contextlib.suppress(Exception):
+        with dropping_errors(), suppress(KeyError, TypeError):  # most are: a look takes 0.2 ms
             return self._kept[device, self.form(args, given)]
         read: set[str] = set()
         answer = self._ask(read, args, kwargs)
@@ -192,6 +194,6 @@ class Answers:
             self._kept.clear()
         elif len(self._kept) >= _MOST_ANSWERS:
             self._kept.clear()
-        with contextlib.suppress(Exception):  # what cannot be compared may differ at each launch
+        with dropping_errors():  # what cannot be compared may differ at each launch
             self._kept[device, self.form(args, given)] = answer
         return answer

@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import cache
+from threading import main_thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -370,8 +371,11 @@ def _comparable(value: Any) -> str:
 
 
 def may_compile_in_threads() -> bool:
-    """Return whether Triton can compile asynchronously: not under the interpreter, or already."""
-    if is_interpreting():
+    """Return whether Triton can compile asynchronously: not under the interpreter, or already.
+
+    Threads begin nothing once the main one has ended, while others may still launch.
+    """
+    if is_interpreting() or not main_thread().is_alive():
         return False
     from .versions import async_compile
 

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config
-from ..system.background_threads import let_signals_through
-from ..system.notices import logger
+from ..system.background_threads import dropping_errors
 from .compilation import Compilation, compile_config, encode_launch, launch_of, recreate_compilation
 from .config_names import describe
 from .environment import backend_for, current_target, is_interpreting
@@ -90,7 +89,7 @@ def tuned_launches(
     if is_interpreting():
         return ()
     has_heuristics = bool(heuristics_of(autotuner.fn))
-    try:
+    with dropping_errors():  # an unrecorded launch costs a compilation later, and no tune
         compiled = compile_config(autotuner, config, args, kwargs)
         launch = launch_of(compiled.src, compiled.metadata, config, heuristics=has_heuristics)
         noted: dict[str, Any] = {
@@ -100,9 +99,8 @@ def tuned_launches(
         if launch is None:  # its code can be compared all the same
             launch = encode_launch(compiled.src, config.all_kwargs())
             noted["options"] = COMPARED_ONLY
-    except Exception:  # an unrecorded launch costs a compilation later; this tuning must go on
-        return ()
-    return (launch.model_copy(update=noted),)
+        return (launch.model_copy(update=noted),)
+    return ()
 
 
 def has_equal_code(kernel: Any, record: Record, declared: Mapping[Config, Any]) -> bool:
@@ -128,17 +126,13 @@ def generates_equal_code(
         if asked in refused:
             answer = False
             continue
-        try:
+        # The kernel's author may have written anything.
+        with dropping_errors(f"{function.__name__} cannot be generated"):
             compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
-            code = code_of_text(_generate(compilation))
-        except Exception as error:  # the kernel's author may have written anything
-            let_signals_through(error)
-            logger.debug("%s cannot be generated: %r", function.__name__, error)
-            continue
-        if code == launch.code:
-            return True
-        refused.add(asked)
-        answer = False
+            if code_of_text(_generate(compilation)) == launch.code:
+                return True
+            refused.add(asked)
+            answer = False
     return answer
 
 
@@ -166,13 +160,11 @@ def find_other_code(
     noted = _launches_with_code(launches, name)
     if not noted or not is_covered(function) or function.pre_run_hooks:
         return None
-    try:
+    code = None
+    with dropping_errors():  # the launch itself reports them
         compiled = compile_config(autotuner, config, args, kwargs)
-        code = code_of_binary(compiled)
         now = encode_launch(compiled.src, config.all_kwargs())
-    except Exception as error:  # the launch itself reports it
-        let_signals_through(error)
-        return None
+        code = code_of_binary(compiled)
     if code is None:
         return None
     computed = heuristics_of(autotuner.fn).keys()

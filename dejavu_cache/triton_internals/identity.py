@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..model.scenario import GENERATED_MODULE, as_text
+from ..system.background_threads import dropping_errors, let_signals_through
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
@@ -63,6 +64,7 @@ def identify(kernel: Any, configs: Iterable[TritonConfig]) -> KernelIdentity:
                 if not value_text(value):
                     unnamed.add(name)
     except Exception as error:  # plain Triton would say at the launch what is wrong with it
+        let_signals_through(error)
         return KernelIdentity(None, f"its code has no key: {type(error).__name__}: {error}")
     named = ", ".join(sorted(unnamed))
     reason = f"a config sets {named} to a value without a name" if unnamed else None
@@ -190,7 +192,7 @@ def value_text(value: Any) -> str | None:
         return None if None in written.values() else f"{qualified_name(type(value))} {written}"
     if not is_jit(value):
         return None
-    with suppress(Exception):  # the launch reports what is wrong with it
+    with dropping_errors():  # the launch reports what is wrong with it
         return f"{kernel_name(value)[:400]} {function_key(value)[:32]}"
     return None
 

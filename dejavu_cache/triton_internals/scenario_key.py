@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, as_text, is_scalar
+from ..system.background_threads import dropping_errors, let_signals_through
 from .argument_reads import Answers, ReadArguments
 from .binder import typed_constant
 from .config_names import LAUNCH_OPTIONS
@@ -100,12 +101,9 @@ class ScenarioKey:
             raw.append(form)
         for name in self._constants:
             raw.append(_raw_constant(named.get(name, defaults.get(name))))
-        if len(kwargs) > 0:
-            raw += [
-                (name, _raw_constant(value))
-                for name, value in kwargs.items()
-                if name not in self._parameters and name not in _NOT_OPTIONS
-            ]
+        for name, value in kwargs.items():
+            if name not in self._parameters and name not in _NOT_OPTIONS:
+                raw.append((name, _raw_constant(value)))
         if self._heuristics:
             known, tables = self._compute_values(device, args, kwargs)
             raw += [*known, *map(_raw_constant, known.values()), *tables.values()]
@@ -210,8 +208,9 @@ class ScenarioKey:
         for name, heuristic in self._heuristics.items():
             try:
                 named[name] = computed[name] = heuristic(named)
-            except Exception:
-                continue
+            except Exception as error:
+                if not isinstance(error, (KeyError, TypeError)):  # usual, and a look takes 0.2 ms
+                    let_signals_through(error)
         return computed
 
     def _kind(self, value: Any) -> str | None:
@@ -234,11 +233,10 @@ def _type_of(value: Any) -> str | None:
     """Return Triton's type of an argument that is no tensor; None if it has none."""
     from triton.runtime.jit import mangle_type
 
-    try:
+    with dropping_errors():
         type_ = mangle_type(value)
-    except Exception:
-        return None
-    return value_text(value) if type_ == "constexpr" else str(type_)
+        return value_text(value) if type_ == "constexpr" else str(type_)
+    return None
 
 
 def _usual_kind(value: Any) -> str | None:

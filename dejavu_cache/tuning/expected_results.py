@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..model.record import NO_MEMORY, NOT_COPYABLE
-from ..system.background_threads import let_signals_through
+from ..system.background_threads import dropping_errors, let_signals_through
 from ..triton_internals.identity import dtype_name
 from .compile_ahead import is_out_of_memory
 
@@ -134,7 +134,7 @@ def spans_of_arguments(arguments: Mapping[str, Any]) -> dict[str, tuple[int, int
     """Return the addresses of each tensor's elements by name, from the first to behind the last."""
     spans = {}
     for name, tensor in _named_tensors(arguments):
-        with suppress(Exception):  # some refuse to say where they are
+        with dropping_errors():  # some refuse to say where they are
             start, length = tensor.data_ptr(), 1
             for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
                 length += stride * (size - 1)
@@ -326,10 +326,8 @@ def load_comparison(arguments: Mapping[str, Any]) -> None:
     """Have PyTorch load the kernels that compare such tensors, as it does at their first launch."""
     for _, tensor in _named_tensors(arguments):
         if tensor.is_cuda:
-            try:
+            with dropping_errors():  # a comparison meets them too, if there is one
                 compare_ones(tensor.dtype, tensor.device)
-            except Exception as error:  # a comparison meets it too, if there is one
-                let_signals_through(error)
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from pydantic import ValidationError
 
 from ..model.record import Measurement
 from ..model.scenario import Config, Context, FrozenModel, Scenario
-from ..system.notices import logger
+from ..system.notices import logger, whoami
 from ..system.safe_files import open_folder, user_folder
 from .compile_ahead import device_failure_of, failed_measurement
 
@@ -41,7 +40,7 @@ _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class _Mark(FrozenModel):
-    """Content of a mark: the config, and the process for people to look at."""
+    """Content of a mark: the config, and the process, its user and host for people to look at."""
 
     config: Config
     pid: int
@@ -96,7 +95,7 @@ class MeasurementMark:
         """
         if self._parent is not None:
             self._parent.send("config", config=config.model_dump())
-        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname())
+        mark = _Mark(config=config, pid=os.getpid(), host=whoami())
         self._write(mark.model_dump_json())
         try:
             yield
@@ -163,7 +162,7 @@ def _read(path: Path) -> Suspect | None:
     finally:
         os.close(handle)
     mark = _Mark.model_validate_json(line)
-    reason = f"process {mark.pid} on {mark.host} ended while it measured it"
+    reason = f"process {mark.pid} of {mark.host} ended while it measured it"
     return Suspect(mark.config, reason, path)
 
 

@@ -16,7 +16,7 @@ be an index, an address, or a lock for which a kernel waits.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -40,7 +40,7 @@ from ..model.record import (
     reasons_not_compared,
     sum_up,
 )
-from ..system.background_threads import let_signals_through
+from ..system.background_threads import dropping_errors
 from ..system.notices import logger, warn_once
 from ..triton_internals.argument_access import Accesses, accesses_of_kernel, watch_interpreter
 from ..triton_internals.compilation import compile_config
@@ -159,7 +159,7 @@ class ResultCheck:
 
     def close(self) -> None:
         """Undo what launches have written; let go of the arguments and of all copies of them."""
-        with suppress(Exception):  # The device may be lost.
+        with dropping_errors():  # The device may be lost.
             self._restore()
         self._compares = False
         self._outputs.clear()
@@ -304,11 +304,9 @@ class ResultCheck:
             return None
         if id(config) not in self._seen and not is_interpreting():
             self._seen[id(config)] = None
-            try:
+            with dropping_errors():  # the launch will raise them, too
                 kernel = compile_config(launch.autotuner, config, launch.args, launch.kwargs)
                 self._seen[id(config)] = accesses_of_kernel(kernel)
-            except Exception as error:  # the launch will raise it, too
-                let_signals_through(error)
         return self._seen.get(id(config))
 
     @contextmanager

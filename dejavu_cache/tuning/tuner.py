@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ..model.record import Failure, Measurement, Resources
 from ..model.scenario import Config, now
+from ..system.background_threads import dropping_errors
 from ..system.notices import warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import Quantiles, quantiles_of
@@ -100,7 +101,7 @@ class ConfigLaunch(TimedLaunch):
     def programs(self) -> int | None:
         """The programs of the grid; None where it cannot be told without a launch."""
         grid = self._current.get("grid")
-        with suppress(Exception):  # whatever it raises, the launch raises too
+        with dropping_errors():  # whatever it raises, the launch raises too
             sizes: Any = grid(dict(self._named)) if callable(grid) else grid
             return max(math.prod(map(int, sizes)), 0)
         return None

@@ -3,8 +3,8 @@
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dejavu_client.http.sender import Spool
@@ -38,13 +38,6 @@ def dead() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.fixture(params=[hang, drip, answer_with_much])
-def slow(request: pytest.FixtureRequest) -> Iterator[str]:
-    server = BadServer(request.param)
-    yield server.url
-    server.close()
-
-
 def waiting_numbers(spool: Spool) -> set[int]:
     """Return the records of `context()` that wait in a spool."""
     sets = [RecordSet.model_validate_json(file.path.read_bytes()) for file in spool.waiting()]
@@ -56,13 +49,16 @@ def waiting_numbers(spool: Spool) -> set[int]:
     }
 
 
-def check_ends(url: str, folder: Path, pauses: tuple[float, ...] = (0.0,)) -> None:
-    """Run programs that end in every way, and check exit codes, delays and the spool."""
-    running = []
-    for number, (way, pause) in enumerate((way, pause) for way in EXIT_CODES for pause in pauses):
+@pytest.mark.parametrize("answer", [None, hang, drip, answer_with_much])
+def test_a_program_whose_server_is_dead_or_slow_ends_and_its_records_wait_on_disk(
+    answer: Any, dead: str, tmp_path: Path
+) -> None:
+    running, server = [], BadServer(answer) if answer else None
+    url = server.url if server else dead
+    for number, way in enumerate(EXIT_CODES):
         process = light_nursery().start_file(
-            PROGRAMS / "end_with_records.py", url, folder, number * RECORDS, RECORDS, way, pause,
-            folder=folder.with_name("printed"),
+            PROGRAMS / "end_with_records.py", url, tmp_path, number * RECORDS, RECORDS, way, 0,
+            folder=tmp_path.with_name("printed"),
         )  # fmt: skip
         running.append((way, process))
     for way, process in running:
@@ -71,19 +67,9 @@ def check_ends(url: str, folder: Path, pauses: tuple[float, ...] = (0.0,)) -> No
         assert time.time() - float(out) < 200
         assert ("the program's own error" in err) == (way == "raise")
         assert "Fatal Python error" not in err
-    assert waiting_numbers(Spool(url, folder)) == set(range(len(running) * RECORDS))
-
-
-def test_a_program_with_a_dead_server_ends_and_its_records_wait_on_disk(
-    dead: str, tmp_path: Path
-) -> None:
-    check_ends(dead, tmp_path)
-
-
-def test_a_program_with_a_slow_server_ends_and_its_records_wait_on_disk(
-    slow: str, tmp_path: Path
-) -> None:
-    check_ends(slow, tmp_path)
+    assert waiting_numbers(Spool(url, tmp_path)) == set(range(len(running) * RECORDS))
+    if server:
+        server.close()
 
 
 def test_the_end_waits_no_longer_than_the_flush(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from dejavu_cache.installation.autotune_replacement import _TRITON_AUTOTUNE, ins
 from dejavu_cache.runtime import autotuner, events, launch
 from dejavu_cache.runtime.declaration import Declaration
 from dejavu_cache.runtime.launch import Launch
+from dejavu_cache.settings import current_settings
 from dejavu_cache.system import notices
 from dejavu_cache.triton_internals.versions import Autotuner
 
@@ -42,19 +43,7 @@ class Text(str):
 
 
 @triton.jit
-def copy_block(x, n, B: tl.constexpr):
-    at = tl.arange(0, B) % 16
-    tl.store(x + at, -tl.load(x + at))
-
-
-@triton.jit
-def copy_block_of(x, n: tl.constexpr, B: tl.constexpr):
-    at = tl.arange(0, B) % 16
-    tl.store(x + at, -tl.load(x + at))
-
-
-@triton.jit
-def copy_block_by(x, n, B: tl.constexpr, V: tl.constexpr):
+def copy_block(x, n: tl.constexpr, B: tl.constexpr, V: tl.constexpr = None):
     at = tl.arange(0, B) % 16
     tl.store(x + at, -tl.load(x + at))
 
@@ -143,9 +132,9 @@ def assert_like_triton(run_with: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}-{value!r:.9}")
 def test_any_value_of_a_key_or_a_config_runs(value: Any) -> None:
-    assert_like_triton(lambda decorate: run(decorate, copy_block_of, value))
+    assert_like_triton(lambda decorate: run(decorate, copy_block, value))
     configs = [triton.Config({"B": block, "V": value}) for block in (16, 32)]
-    assert_like_triton(lambda decorate: run(decorate, copy_block_by, 3, configs=configs))
+    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, configs=configs))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -195,8 +184,6 @@ def test_whatever_step_fails_the_launch_goes_on_and_says_so_once(
 
 
 def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dejavu_cache.settings import current_settings
-
     monkeypatch.setenv("DEJAVU_CACHE_MODE", "strict")
     current_settings.cache_clear()
     with pytest.raises(ScenarioNotTuned):

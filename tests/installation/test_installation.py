@@ -22,6 +22,7 @@ from dejavu_cache.installation import autotune_replacement as installation
 from dejavu_cache.installation.autotune_replacement import install, uninstall
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.launch import leave_untraced
+from dejavu_cache.settings import current_settings
 
 OWN_KIND = """
     import triton
@@ -161,8 +162,6 @@ def ignores(x, odd, BLOCK: tl.constexpr):
 
 
 def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dejavu_cache.settings import current_settings
-
     theirs = triton.autotune
     register()
     assert triton.autotune is theirs

@@ -31,6 +31,9 @@ def test_a_program_with_ever_new_sizes_keeps_a_limited_number_of_choices(
     for module in ("choices", "resolver"):
         monkeypatch.setattr(f"dejavu_cache.runtime.{module}.MOST_CHOICES", 3)
     kernel = make(mode=mode, store="memory://")
+    for n in range(1, 9):  # without work
+        kernel[(0,)](torch.ones(n), torch.ones(n), n)
+    assert len(kernel._choices._idle) <= 3
     for _ in range(2):
         for n in range(1, 9):
             launch(kernel, n)

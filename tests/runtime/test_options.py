@@ -125,10 +125,6 @@ def test_a_name_that_does_not_reach_triton_is_no_typo() -> None:
         cached_autotune(configs, ["n"])(add_one)
 
 
-def test_pruning_that_is_declared_as_none_is_accepted() -> None:
-    decorate(prune_configs_by={"early_config_prune": None, "perf_model": None, "top_k": None})
-
-
 @pytest.mark.parametrize("configs", [CONFIGS, config_space({"BLOCK": [16, 32, 64]})])
 @pytest.mark.parametrize(
     "default", [{"BLOCK": 64}, {"num_warps": 4, "BLOCK": 64}, lambda arguments: {"BLOCK": 64}]
@@ -153,7 +149,8 @@ def test_values_that_no_config_of_a_space_has_leave_the_first(
 def test_an_option_that_is_none_is_not_given_and_a_mode_is_a_name_or_a_member(
     given: Any, mode: Mode
 ) -> None:
-    kernel = decorate(mode=given, buckets=None, default=None, store=None, tune_configs=None)
+    unpruned = {"early_config_prune": None, "perf_model": None, "top_k": None}
+    kernel = decorate(mode=given, buckets=None, default=None, store=None, prune_configs_by=unpruned)
     assert kernel.mode is mode
 
 

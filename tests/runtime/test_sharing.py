@@ -1,5 +1,6 @@
 """Processes, threads and ranks share what one of them found, wait for it, and survive forks."""
 
+import concurrent.futures.thread
 import json
 import sys
 import textwrap
@@ -235,6 +236,18 @@ def test_a_child_that_a_benchmark_forks_may_exit() -> None:
         return equal_times(kernel_call, quantiles)
 
     launch(cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one))
+
+
+@pretended
+def test_a_thread_tunes_after_the_main_one_has_ended() -> None:
+    from support.pretended_gpu import launch as run_pretended
+    from support.pretended_gpu import make
+
+    kernel = make(cached_autotune)
+    threading.main_thread().is_alive = bool  # type: ignore[method-assign]
+    concurrent.futures.thread._python_exit()  # as Python calls it at that end
+    run_pretended(kernel, 3)
+    assert kernel.benchmarked == 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

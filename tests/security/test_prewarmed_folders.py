@@ -1,11 +1,10 @@
 """A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
 
-import logging
 import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from support.processes import PROGRAMS, environment, run_command
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_others
-from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import open_store
 from dejavu_cache.stores.manifest import Manifest, describe_file, files_of, read_manifest
 from dejavu_cache.triton_internals import hooks
@@ -192,10 +190,3 @@ def test_a_link_to_the_folder_is_resolved_once(tuned: Path, tmp_path: Path) -> N
     ran = decorate_in_a_process(f"prewarmed://{tmp_path / 'current'}")
     module = tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
     assert ran.stdout.strip() == str(module), ran.stderr
-
-
-@pytest.fixture(autouse=True)
-def _log_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.WARNING, "dejavu_cache"):
-        yield
-    current_settings.cache_clear()

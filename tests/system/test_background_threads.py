@@ -12,9 +12,16 @@ from unittest.mock import Mock
 import pytest
 from support.checkout import ROOT
 from support.processes import run_python
+from support.records import context, record
 
+from dejavu_cache.runtime.consensus import _ask
+from dejavu_cache.stores import TieredStore
 from dejavu_cache.system import background_threads
 from dejavu_cache.system.background_threads import WriterThread, is_from_signal_handler
+from dejavu_cache.system.import_hooks import after_import
+from dejavu_cache.triton_internals.argument_access import accesses_of_kernel
+from dejavu_cache.triton_internals.identity import identify
+from dejavu_cache.triton_internals.scenario_key import ScenarioKey
 from dejavu_cache.tuning.compile_ahead import compile_failure_of
 
 
@@ -212,8 +219,19 @@ def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
     assert not is_from_signal_handler(hiding), "it was raised while another one was handled"
     hiding.__suppress_context__ = True
     assert is_from_signal_handler(hiding)
-    with pytest.raises(TimeoutError):  # it is no config's
-        compile_failure_of(error)
+    raising = Mock(side_effect=error)
+    unread = type("Unread", (), {"fn": property(raising), "asm": property(raising)})()
+    for drop in (  # it is no config's, nor a kernel's, a store's or another package's
+        lambda: compile_failure_of(error),
+        lambda: identify(unread, ()),
+        lambda: accesses_of_kernel(unread),
+        lambda: ScenarioKey._ask(Mock(_heuristics={"even": raising}), {}, {}),
+        lambda: TieredStore([Mock(url="", get=raising)]).get(context(), record().scenario),
+        lambda: after_import("sys", lambda _: raising()),
+        lambda: _ask(Mock(check=raising), "key"),
+    ):
+        with pytest.raises(TimeoutError):
+            drop()
 
 
 def test_other_errors_are_told_apart() -> None:

@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 import tracemalloc
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,6 +23,7 @@ from dejavu_cache.stores import MemoryStore, TieredStore, open_store
 from dejavu_cache.system import safe_files as room
 from dejavu_cache.system.notices import counted, whoami
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
+from dejavu_cache.tuning.measurement_marks import MeasurementMark
 
 ENVIRONMENTS = [
     {},
@@ -198,10 +199,13 @@ def test_one_is_told_from_any_other_number() -> None:
 
 def test_a_name_that_is_no_text_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "b\udcff")
+    monkeypatch.setattr("socket.gethostname", lambda: "h\udcff")
     whoami.cache_clear()
     try:
         name = whoami()
+        with closing(MeasurementMark(context(), record().scenario)) as mark, mark.around(Config()):
+            assert name in mark._path.read_text()
     finally:
         whoami.cache_clear()
-    assert name.startswith("b?@")
+    assert name == "b?@h?"
     assert Measurement(config=Config(), median=1.0, at=now(), by=name).by == name
