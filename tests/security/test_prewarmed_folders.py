@@ -1,5 +1,6 @@
 """A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
 
+import json
 import os
 import subprocess
 import sys
@@ -143,8 +144,6 @@ def test_a_file_that_others_changed_is_compiled_instead(
     "name", ["../../../evil.cubin", "/tmp/evil.cubin", "..", ".", "", "x/../k.cubin", "k.cubin\0"]
 )
 def test_a_group_cannot_lead_out_of_the_folder(tuned: Path, name: str) -> None:
-    import json
-
     (tuned.parent / "evil.cubin").write_text("ELF")
     listing = tuned / "binaries" / KEY / "__grp__k.json"
     listing.write_text(json.dumps({"child_paths": {name: "k.cubin", "k.cubin": "k.cubin"}}))
