@@ -17,8 +17,8 @@ def merge_records(left: Record, right: Record) -> Record:
     """Return the union of two records of one scenario.
 
     The order does not matter and a repeated merge changes nothing. Where both measured one config,
-    the later measurement stands, unless one measured more cases; of winners and pins, the later one
-    stands, except a winner that was not compared beside one that was.
+    the later measurement stands, unless only one found the config wrong or measured more cases; of
+    winners and pins, the later one stands, except one that was not compared beside one that was.
     """
     if left.scenario != right.scenario:
         raise ValueError(f"these are different scenarios: {left.scenario} and {right.scenario}")
@@ -26,8 +26,8 @@ def merge_records(left: Record, right: Record) -> Record:
         return left
     by_config = left.by_config
     for config, theirs in right.by_config.items():
-        ours = by_config.get(config)
-        by_config[config] = theirs if ours is None else _merge_measurements(ours, theirs)
+        ours = by_config.get(config, theirs)
+        by_config[config] = ours if ours == theirs else max(ours, theirs, key=_weight)
     measurements = list(by_config.values())
     if len(measurements) > MOST_MEASUREMENTS:  # the oldest go, but for wrong results
         measurements.sort(key=lambda item: (item.is_wrong, _recency(item)), reverse=True)
@@ -41,16 +41,10 @@ def merge_records(left: Record, right: Record) -> Record:
     )
 
 
-def _merge_measurements(ours: Measurement, theirs: Measurement) -> Measurement:
-    if ours == theirs:
-        return ours
-    if ours.skipped != theirs.skipped:
-        return theirs if ours.skipped else ours
-    if ours.is_wrong != theirs.is_wrong:  # A later timing does not make wrong results right.
-        return ours if ours.is_wrong else theirs
-    if ours.case_count != theirs.case_count:
-        return max(ours, theirs, key=lambda measurement: measurement.case_count)
-    return max(ours, theirs, key=_recency)
+def _weight(measurement: Measurement) -> tuple[object, ...]:
+    """Return a key that is greatest for what stands of several measurements of one config."""
+    is_wrong = measurement.is_wrong  # A later timing does not make wrong results right.
+    return not measurement.skipped, is_wrong, measurement.case_count, _recency(measurement)
 
 
 def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, datetime, str]:

@@ -143,9 +143,9 @@ class Compiler:
         """
         try:
             self._worker.start()
-        except OSError as error:
+        except (OSError, WorkerLostError) as error:
             raise PrewarmError(
-                f"no process can be started that compiles: {error.strerror or error}"
+                f"no process can be started that imports the kernels and compiles: {error}"
             ) from None
 
     def plan(self) -> BuildPlan:
@@ -155,7 +155,10 @@ class Compiler:
             DejavuError: nothing can be compiled as asked.
         """
         self.start()
-        return BuildPlan.model_validate(self._worker.run(PrewarmRequest()))
+        try:
+            return BuildPlan.model_validate(self._worker.run(PrewarmRequest()))
+        except WorkerLostError as error:
+            raise PrewarmError(f"the process that plans was lost: {error}") from None
 
     def run(self, job: CompileJob) -> CompileResult:
         """Run a job.

@@ -41,7 +41,7 @@ from ..triton_internals.environment import (
     describe_codegen,
 )
 from ..triton_internals.generated_code import COMPARED_ONLY, has_equal_code
-from ..triton_internals.hooks import noting_compilations, platform_key, set_target
+from ..triton_internals.hooks import noting_compilations, set_target
 from ..triton_internals.identity import is_decorated_alike
 from ..triton_internals.versions import TYPE_NAMES
 from ..tuning.compile_ahead import compile_together
@@ -144,7 +144,7 @@ def _manifest(
         wheel=wheel(),
         abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
         platform=sysconfig.get_platform(),
-        host_key=platform_key(),
+        host_key=sysconfig.get_platform(),
         devices=tuple(environment.device for environment in environments),
         targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
         codegen={own.device.name: own.codegen for own in environments},

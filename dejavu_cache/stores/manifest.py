@@ -61,7 +61,7 @@ class Manifest(FrozenModel):
     """Suffix of extension modules, which names the Python that the host-side modules are for."""
     platform: str
     host_key: str
-    """Part of Triton's keys of host-side modules that depends on the machine's installed tools."""
+    """Platform's part of Triton's keys of host-side modules; earlier, also the builder's tools'."""
     devices: tuple[Device, ...]
     targets: tuple[str, ...]
     """`cuda:90`, `hip:gfx942`, …"""

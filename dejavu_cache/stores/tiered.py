@@ -390,7 +390,7 @@ def prewarmed_folders(url: str) -> list[Path]:
         SettingsError: one of their URLs is mistyped.
     """
     parts = map(str.strip, url.split(","))
-    return [_path_of(part)[0] for part in parts if part.startswith(f"{PREWARMED}://")]
+    return [_path_of(part)[0] for part in parts if part.lower().startswith(f"{PREWARMED}://")]
 
 
 def _open_folder(url: str) -> FileStore:

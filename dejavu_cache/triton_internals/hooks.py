@@ -172,12 +172,14 @@ def build_binaries_in(folder: str) -> None:
 def build_host_modules_with(libcuda_folder: str) -> None:
     """Have Triton link host modules against the `libcuda` of a folder, and not load what it built.
 
-    The `libcuda.so.1` in there may be empty.
+    The `libcuda.so.1` in there may be empty. The modules' keys are the same on every builder of a
+    platform, so that a process can use folders of several: Triton's own have what `file` says.
     """
     from triton import knobs
     from triton.runtime import build
 
     knobs.nvidia.libcuda_path = libcuda_folder
+    build.platform_key = sysconfig.get_platform
     build._load_module_from_path = lambda name, path: UnloadedModule()
 
 
@@ -300,13 +302,6 @@ class DevicelessDriver:
     def get_current_stream(self, device: int) -> int:
         """Return the address of no stream."""
         return 0
-
-
-def platform_key() -> str:
-    """Return the platform's part in the keys of host modules."""
-    from triton.runtime import build
-
-    return str(build.platform_key())
 
 
 def host_module_builders(backend: str) -> tuple[Any, Any]:

@@ -130,17 +130,22 @@ def test_every_part_of_a_context_changes_its_digest() -> None:
 
 LATER = MOMENT + timedelta(days=1)
 OLD, PINNED = record(32, measurement(64, 1.0)), record(32, pin=Pin(config=config(16), at=MOMENT))
+NEWER = record(32, measurement(64, 2.0, LATER))
 SKIPPED = Measurement(config=config(), failure=Failure(kind="skipped", reason="full"), at=LATER)
+REFUTED = Measurement(config=config(), failure=Failure(kind="wrong", reason="NaN"), at=MOMENT)
+OVER_CASES = measurement(64, 1.0).model_copy(update={"cases": {"short": 1.0, "long": 2.0}})
 
 
 @pytest.mark.parametrize(
     ("stands", "gives_way"),
     [
-        (record(32, measurement(64, 2.0, LATER)), OLD),
+        (NEWER, OLD),
         (record(32, pin=Pin(config=None, at=LATER)), PINNED),
         (OLD, record(32, SKIPPED)),
+        (record(32, REFUTED), NEWER),
+        (record(32, OVER_CASES), NEWER),
     ],
-    ids=["a newer timing", "a pin that was taken back", "whatever is known, and not a skip"],
+    ids=["newer", "a pin that was taken back", "known, not skipped", "wrong", "more cases"],
 )
 def test_what_stands_when_two_records_are_merged(stands: Record, gives_way: Record) -> None:
     assert merge_records(stands, gives_way) == merge_records(gives_way, stands) == stands

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -
     """Of winners and defaults, and of the module's kernel that nobody tunes."""
     manifest = read_manifest(folder)
     assert not list(find_differences(folder, manifest))
+    assert manifest.host_key == manifest.platform, "keys of modules tell builders apart"
     assert manifest.targets == ("cuda:100", "cuda:90", "hip:gfx942")[: len(DEVICES)]
     assert {kernel.name: kernel.scenarios for kernel in manifest.kernels} == {
         "products.add_one": 2 * len(DEVICES),
@@ -189,14 +191,15 @@ def test_what_another_triton_noted_is_compiled_here(folder: Path, tmp_path: Path
 
 
 def test_what_a_module_lacks_is_named(records: FileStore, tmp_path: Path) -> None:
-    (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
-    made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
-    assert made.returncode == 2
-    assert "lacking cannot be imported: No module named 'flash_attn_that_nobody_has'" in made.stderr
-    assert not (tmp_path / "out").exists()
-    (tmp_path / "proxies.py").write_text("from torch import classes  # which has any attribute\n")
-    made = prewarm(records, tmp_path / "out", "proxies", PYTHONPATH=str(tmp_path))
-    assert "there is no kernel in proxies" in made.stderr
+    for name, text, code, said in (
+        ("lacking", "import nobody_has", 2, "lacking cannot be imported: No module named 'nob"),
+        ("proxies", "from torch import classes  # has any", 2, "there is no kernel in proxies"),
+        ("ending", "import os; os._exit(0)", 3, "and compiles: its process ended with code 0"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        made = prewarm(records, tmp_path / "out", name, PYTHONPATH=str(tmp_path))
+        assert (made.returncode, said in made.stderr) == (code, True), made.stderr
+        assert not (tmp_path / "out").exists()
     made = prewarm(records, tmp_path / "out", CC="gcc -nostdinc")
     assert "install gcc and Python's headers here" in made.stderr
 
@@ -214,12 +217,8 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
     words = ["--store", records.url, "--device", "NVIDIA H200", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "dejavu_client", "prewarm", "products", *words]
     env = environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user"))
-    full = run_command(
-        *command,
-        env=env,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
-        check=False,
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
+    full = run_command(*command, env=env, preexec_fn=limit, check=False)
     assert full.returncode == 3, full.stderr
     assert "File too large" in full.stderr or "C compiler" in full.stderr
     assert "Traceback" not in full.stderr

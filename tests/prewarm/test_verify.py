@@ -164,9 +164,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_the_doctor_names_what_would_not_be_used(case: str, out: Path) -> None:
+def test_the_doctor_names_what_would_not_be_used(case: str, out: Path, monkeypatch: Any) -> None:
     damage, named = DAMAGES[case]
     damage(out)
+    if case == "altered":  # the files are compared without Triton, too
+        monkeypatch.setattr("dejavu_client.cli.commands.doctor.triton_version", lambda: None)
     said = run_cli("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
     assert said.returncode == 1, said.stdout
     (line, *_) = [line for line in said.stdout.splitlines() if line.startswith("wrong prewarmed")]

@@ -1,5 +1,6 @@
 """A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
 
+import json
 import os
 import subprocess
 import sys
@@ -143,12 +144,9 @@ def test_a_file_that_others_changed_is_compiled_instead(
     "name", ["../../../evil.cubin", "/tmp/evil.cubin", "..", ".", "", "x/../k.cubin", "k.cubin\0"]
 )
 def test_a_group_cannot_lead_out_of_the_folder(tuned: Path, name: str) -> None:
-    import json
-
     (tuned.parent / "evil.cubin").write_text("ELF")
     listing = tuned / "binaries" / KEY / "__grp__k.json"
     listing.write_text(json.dumps({"child_paths": {name: "k.cubin", "k.cubin": "k.cubin"}}))
-    (tuned / "prewarmed.json").unlink()
     (tuned / "prewarmed.json").write_text(manifest_of(tuned).text)
     assert find(tuned)[1] is None
 
@@ -187,6 +185,6 @@ def test_a_refused_folder_still_serves_its_records(tuned: Path) -> None:
 
 def test_a_link_to_the_folder_is_resolved_once(tuned: Path, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to(tuned)
-    ran = decorate_in_a_process(f"prewarmed://{tmp_path / 'current'}")
+    ran = decorate_in_a_process(f"PreWarmed://{tmp_path / 'current'}")
     module = tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
     assert ran.stdout.strip() == str(module), ran.stderr

@@ -20,7 +20,7 @@ from support.sweeping import Sweeps, kill_tree, wait_until
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, Found
 from dejavu_cache.sweep import hosts
-from dejavu_cache.sweep.hosts import CaseJob, LocalHost, SweepSpec
+from dejavu_cache.sweep.hosts import CaseJob, LocalHost, SweepSpec, ray_hosts
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.worker import SweepWorker
@@ -220,8 +220,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweeps]:
 def test_a_cluster_that_loses_a_worker_completes_the_sweep(
     cluster: Sweeps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from dejavu_cache.sweep.hosts import ray_hosts
-
     hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     assert len(hosts) == 2
     for host in hosts:
@@ -253,8 +251,6 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(
 @quiet
 def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(cluster: Sweeps) -> None:
     """The cache of this process is another folder than that of its workers."""
-    from dejavu_cache.sweep.hosts import ray_hosts
-
     journals = cluster.folder / "cache" / "dejavu-cache" / "sweeps"
     before = {*map(str, journals.glob("*"))}  # that of an actor which was killed
     store, options = cluster.folder / "records", {"cases": "2"}

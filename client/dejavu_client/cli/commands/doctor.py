@@ -20,7 +20,7 @@ from dejavu_cache.policy import Policy
 from dejavu_cache.settings import Settings, policy_file, unknown_variables
 from dejavu_cache.stores import FileStore, Store, prewarmed_folders, tiers_of
 from dejavu_cache.stores.file import describe_failure
-from dejavu_cache.stores.manifest import BINARIES, find_differences
+from dejavu_cache.stores.manifest import BINARIES, find_differences, read_manifest
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
@@ -122,22 +122,23 @@ def _check_settings(url: str) -> Iterator[Finding]:
 
 
 def _check_prewarmed(folder: Path) -> Iterator[Finding]:
-    """Tell what of a prewarmed folder this machine would not use; without a GPU, any will do."""
-    if triton_version() is None:
-        return
+    """Tell what of a prewarmed folder this machine would not use; without a GPU, any will do.
+
+    Without Triton, its files are compared alone.
+    """
     from dejavu_cache.runtime.prewarmed_binaries import loadable_manifest, problem_of
     from dejavu_cache.triton_internals.compilation import wheel
     from dejavu_cache.triton_internals.environment import current_device, current_environment
 
-    about = f"prewarmed {folder}"
+    about, has_triton = f"prewarmed {folder}", triton_version() is not None
     try:
-        manifest = loadable_manifest(folder.resolve())
+        manifest = (loadable_manifest if has_triton else read_manifest)(folder.resolve())
     except DejavuError as error:
         yield Finding("wrong", about, f"its binaries are not used: {error}")
         return
     problems = list(find_differences(folder, manifest))
     problems += filter(None, map(problem_of, sorted(folder.joinpath(BINARIES).rglob("*"))))
-    if manifest.wheel != wheel():
+    if has_triton and manifest.wheel != wheel():
         problems.append(f"its binaries are those of {manifest.wheel}, and this is {wheel()}")
     with suppress(Exception):  # drivers raise errors of many kinds
         device = current_environment(current_device()).device
