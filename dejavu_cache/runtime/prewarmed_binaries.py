@@ -57,7 +57,7 @@ class SealedBinaries:
             if describe_file(path) == self.manifest.files[inside]:
                 return path
             problem = f"{path} was altered: its digest is not the manifest's; make the folder again"
-        self.refused.add(path.stem)
+        self.refused.add(path.stem.removeprefix("__grp__"))
         warn_once(f"binary {path}", f"{problem}; it is compiled instead")
         return None
 

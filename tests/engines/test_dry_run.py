@@ -97,9 +97,10 @@ def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     names = sorted(kernel.name.rpartition(".")[2] for kernel in read_manifest(out).kernels)
     assert (names, start(f"prewarmed://{out}")) == (["fill", "write_cache_kernel"], (0, False))
-    for binary in out.rglob("fill.cubin"):
-        binary.write_bytes(b"altered")
-    assert start(f"prewarmed://{out}") == (1, False), "another line names the file"
+    for name, launched in (("fill.cubin", "50, 3"), ("__grp__fill.json", "1, 16")):
+        for file in out.rglob(name):
+            file.write_bytes(b"altered")
+        assert start(f"prewarmed://{out}", sizes=launched) == (1, False), "another line names it"
     assert start(f"prewarmed://{out}", 49) == (1, True)
     (folder / "vllm/v1/worker/gpu_worker.py").write_text("import nobody_has")
     made = dejavu("prewarm", *words[:-1], tmp_path / "another", PYTHONPATH=str(folder))
