@@ -63,6 +63,7 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
         ({}, {"quantization_config": {"kv_cache_scheme": {"type": "float"}}}, "kv-cache-dtype"),
         ({}, {"text_config": {"num_key_value_heads": None}}, "text_config has no KV heads"),
         ({}, {"block_configs": [{"attention": {}}]}, "the model has block_configs"),
+        ({}, {"attention_chunk_size": 8192}, "the model has attention_chunk_size"),
         ({}, {"hidden_size": 3}, "heads of 0 elements; attention takes multiples of 8 up"),
         ({"max-model-len": str(1 << 63)}, {}, "max-model-len: Input should be less than 2147483"),
         ({}, {"quantization_config": "fp8"}, "quantization_config: Input should be a valid dict"),

@@ -70,12 +70,13 @@ class ModelConfig(FrozenModel):
 
 UNUSUAL = (
     "kv_lora_rank", "multi_query", "block_configs", "alibi", "global_head_dim",
-    "mamba_", "linear_", "conv_L_cache", "attn_type_list",
+    "attention_chunk", "mamba_", "linear_", "conv_L_cache", "attn_type_list",
 )  # fmt: skip
 """Beginnings of the names by which a config asks for attention that it does not describe.
 
 These are latent attention, families that say their KV heads or positions in another way, heads of
-several sizes, and states beside the cache, of which vLLM makes the block size when it starts.
+several sizes, chunks of which a token sees its own, and states beside the cache, of which vLLM
+makes the block size when it starts.
 """
 
 
