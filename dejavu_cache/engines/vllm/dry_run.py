@@ -75,8 +75,7 @@ UNUSUAL = (
 """Beginnings of the names by which a config asks for attention that it does not describe.
 
 These are latent attention, families that say their KV heads or positions in another way, heads of
-several sizes, chunks of which a token sees its own, and states beside the cache, of which vLLM
-makes the block size when it starts.
+several sizes, chunks that see themselves alone, and states by which vLLM sizes the cache's blocks.
 """
 
 
