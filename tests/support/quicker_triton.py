@@ -1,34 +1,58 @@
 """Have Triton do once what it does in each process and call, and leave out what it does not use.
 
-Its interpreter looks for what it replaces at each call of a function, within others that have
-replaced it, and computes sums of integers again for an assertion that only `debug` would make.
-Processes that are forked later find the digest of Triton's files, which takes half a second.
+Its interpreter replaces the language again for each function that a kernel calls, makes a table of
+NumPy's types whenever it looks one up, and computes sums of integers again for an assertion that
+only `debug` would make. Triton makes a type for every tuple, of which each tensor has two, and
+seldom looks at it. Processes that are forked later find the digest of Triton's files, which takes
+half a second.
 """
 
 import dataclasses
-import inspect
 import os
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
-from triton import compiler, runtime
+from triton import compiler, language, runtime
 from triton.language import core
 from triton.runtime import interpreter
 
-
-@cache
-def _builtin_names(where: Any) -> list[str]:
-    """Return what there is to replace in a module or class, when it is first asked for."""
-    return [name for name, member in inspect.getmembers(where) if core.is_builtin(member)]
+_patch_language, _find_np_dtype = interpreter._patch_lang, interpreter._get_np_dtype
+_find_once = cache(_find_np_dtype)
 
 
-def _patch_builtin(where: Any, builder: Any, scope: Any) -> None:
-    for name in _builtin_names(where):
-        if core.is_builtin(member := getattr(where, name)):
-            interpreter._patch_attr(where, name, member, builder, scope)
+def _patch_lang(fn: Any) -> Any:
+    """Replace what a function sees of the language, unless it was replaced for its caller."""
+    seen = [value for value in fn.__globals__.values() if value is language or value is core]
+    samples = core.tensor.__add__, *(module.load for module in seen)
+    if seen and not any(map(core.is_builtin, samples)):
+        return interpreter._LangPatchScope()
+    return _patch_language(fn)
 
 
-interpreter._patch_builtin = _patch_builtin
+def _get_np_dtype(dtype: Any) -> Any:
+    scalar = dtype.scalar
+    return _find_np_dtype(scalar) if scalar.is_ptr() else _find_once(scalar)
+
+
+def _unwrap_shape(shape: Any) -> list[Any]:
+    sizes = shape.value if isinstance(shape, core.constexpr) else shape
+    return [size.value if isinstance(size, core.constexpr) else size for size in sizes]
+
+
+def _init_tuple(self: Any, values: Any, of: Any = None) -> None:
+    self.values = list(values)
+    if of is not None:
+        self.type = of if isinstance(of, core.tuple_type) else core.tuple_type(of)
+
+
+_tuple_type = cached_property(lambda self: core._type_for_tuple_values(self.values))
+_tuple_type.__set_name__(core.tuple, "type")
+
+
+interpreter._patch_lang = _patch_lang
+interpreter._get_np_dtype = _get_np_dtype
+core._unwrap_shape = _unwrap_shape
+core.tuple.__init__, core.tuple.type = _init_tuple, _tuple_type
 _builder = interpreter.interpreter_builder
 _builder.options = dataclasses.replace(_builder.options, sanitize_overflow=_builder.options.debug)
 triton_key: Any = getattr(runtime.cache, "triton_key", 0) or compiler.compiler.triton_key
