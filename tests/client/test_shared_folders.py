@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import run_python
+from support.processes import fork_python
 from support.records import context, record
 
 from dejavu_cache.stores import FileStore
@@ -46,7 +46,7 @@ def close(store: FileStore, mode: int) -> None:
 
 
 def run_as_another(*arguments: object) -> str:
-    return run_python(AS_ANOTHER_USER, *map(str, arguments)).stdout
+    return fork_python(AS_ANOTHER_USER, *map(str, arguments)).stdout
 
 
 @pytest.mark.parametrize("command", ["ls", "gc --all --yes", "export", "show add"])

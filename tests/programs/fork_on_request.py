@@ -102,10 +102,6 @@ if "file" in task:
     sys.path[0] = os.path.dirname(task["file"])
     sys.argv = [task["file"], *task["arguments"]]
     runpy.run_path(task["file"], run_name="__main__")
-elif "module" in task:
-    sys.path[0] = task["folder"]
-    sys.argv = ["-m", *task["arguments"]]
-    runpy.run_module(task["module"], run_name="__main__", alter_sys=True)
 else:
     sys.argv = ["-c", *task["arguments"]]
     exec(compile(task["code"], "<program>", "exec"), {"__name__": "__main__"})

@@ -38,7 +38,7 @@ FOR_SERVERS = (
     "sqlalchemy.dialects.sqlite", "sqlite3", "typer", "uvicorn.lifespan.on", "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
 )  # fmt: skip
-"""What commands and servers import before they do anything; none of it runs or needs a kernel."""
+"""What servers and their commands import before they do anything; none of it needs a kernel."""
 
 
 _LEAKS = re.compile(
@@ -88,12 +88,6 @@ class Nursery:
         out, err = self._output_files(folder)
         return Child(self, out, err, arguments, environment(**env), file=str(path))
 
-    def start_module(
-        self, module: str, *arguments: object, out: Path, err: Path, env: Mapping[str, str]
-    ) -> Child:
-        """Start `python -m module` in a new process of exactly this environment."""
-        return Child(self, out, err, arguments, env, module=module)
-
     def _output_files(self, folder: Path) -> tuple[Path, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         name = uuid.uuid4().hex
@@ -142,7 +136,7 @@ def _nursery(kind: str) -> Nursery:
 
 
 def light_nursery() -> Nursery:
-    """Return the nursery for commands and servers."""
+    """Return the nursery for servers and their commands."""
     return _nursery("servers")
 
 
@@ -161,7 +155,7 @@ class ForkedProcess:
     Args:
         address: the server's socket.
         streams: the process's standard input, output and error.
-        task: what it runs: `code`, a `file` or a `module`, its `arguments`, and all of `env`.
+        task: what it runs: `code` or a `file`, its `arguments`, and all of `env`.
     """
 
     def __init__(self, address: str, streams: Sequence[int], **task: Any) -> None:
@@ -252,10 +246,9 @@ def start_command(
     *arguments: object, interpret: str, folder: Path, env: Mapping[str, str]
 ) -> Child:
     """Start `dejavu-cache` in a process of exactly this environment, and fork its workers too."""
-    workers = f"{kernel_nursery(interpret).address}|{interpret}"
-    return light_nursery().start_code(
-        FORKING_COMMAND, *arguments, folder=folder, env={**env, WORKERS_ADDRESS: workers}
-    )
+    nursery = kernel_nursery(interpret)
+    workers = {WORKERS_ADDRESS: f"{nursery.address}|{interpret}"}
+    return nursery.start_code(FORKING_COMMAND, *arguments, folder=folder, env={**env, **workers})
 
 
 class PipedProcess(ForkedProcess):

@@ -14,19 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from support.checkout import PROGRAMS, ROOT, environment
-from support.fork_server import (
-    COMMAND,
-    Child,
-    Nursery,
-    kernel_nursery,
-    light_nursery,
-    start_command,
-)
+from support.fork_server import Child, Nursery, kernel_nursery, start_command
 
 __all__ = ["PROGRAMS", "ROOT", "environment"]
-
-WITH_KERNELS = {"prewarm": "0", "sweep": ""}
-"""Commands that need Triton, with their workers' `TRITON_INTERPRET` if it is always the same."""
 
 
 def run_python(
@@ -120,16 +110,8 @@ def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     environ = environment(**env)
     if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in env):
         return _run(["-m", "dejavu_client", *map(str, arguments)], False, env)
+    compiles = arguments[0] == "prewarm"
+    interpret = "0" if compiles else environ.get("TRITON_INTERPRET") or "0"
     with tempfile.TemporaryDirectory() as folder:
-        words = [*map(str, arguments), "", ""]
-        interpret = WITH_KERNELS.get(words[0], WITH_KERNELS.get(f"{words[0]} {words[1]}"))
-        if interpret is None:
-            started = light_nursery().start_code(
-                COMMAND, *arguments, folder=Path(folder), env=environ
-            )
-        else:
-            interpret = interpret or environ.get("TRITON_INTERPRET", "0")
-            started = start_command(
-                *arguments, interpret=interpret, folder=Path(folder), env=environ
-            )
-        return started.complete()
+        task: Any = {"interpret": interpret, "folder": Path(folder), "env": environ}
+        return start_command(*arguments, **task).complete()

@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from support import records as made_up
-from support.fork_server import light_nursery
+from support.fork_server import Child, light_nursery
 
 # A busy machine may let a request wait for longer than the 5 s that httpx gives it.
 for _step in ("connect", "read", "write", "pool"):
@@ -213,6 +213,10 @@ def call_on(database: Database) -> Call:
     return Call(ANYBODY, server, server.database)
 
 
+SERVER = "import runpy; runpy.run_module('dejavu_service', run_name='__main__', alter_sys=True)"
+"""`python -m dejavu_service`."""
+
+
 class Running:
     """A server in a process of its own, on loopback."""
 
@@ -231,10 +235,8 @@ class Running:
         self.start()
 
     def start(self, wait: bool = True) -> None:
-        self.process = light_nursery().start_module(
-            "dejavu_service", "serve", "--port", self.port,
-            out=Path(os.devnull), err=self.log, env=self._environ,
-        )  # fmt: skip
+        files, words = (Path(os.devnull), self.log), ("serve", "--port", self.port)
+        self.process = Child(light_nursery(), *files, words, self._environ, code=SERVER)
         if not wait:
             return
         deadline = time.monotonic() + 240

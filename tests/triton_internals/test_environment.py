@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fork_server import kernel_nursery
 from support.processes import fork_python, run_python
 
 from dejavu_cache.triton_internals.environment import triton_version
@@ -51,8 +52,8 @@ def test_a_tool_of_ones_own_counts_and_runs_once(tmp_path: Path, stream: int) ->
     tool = tmp_path / "ptxas"
     tool.write_text(f"#!/bin/sh\necho release 12.9, V12.9.1 >&{stream}\necho ran >> $0.log\n")
     tool.chmod(0o755)
-    by_knob = run_python(PRINT_SETTINGS, str(tool))
-    by_variable = run_python(PRINT_SETTINGS, TRITON_PTXAS_PATH=str(tool))
+    by_knob = fork_python(PRINT_SETTINGS, str(tool))
+    by_variable = fork_python(PRINT_SETTINGS, TRITON_PTXAS_PATH=str(tool))
     assert by_knob.stdout == by_variable.stdout == "TRITON_PTXAS_PATH\n"
     assert (tmp_path / "ptxas.log").read_text() == "ran\n" * 2  # once in each process
 
@@ -145,7 +146,7 @@ DECORATE = "import support.addition as addition; addition.make()"
 def test_it_is_computed_beside_imports_where_kernels_will_be_compiled(
     step: str, file: str, mode: str, interpreted: str, begun: int
 ) -> None:
-    run_python(
+    fork_python(
         f"""{COUNT}
     environment.GPU_FILES = ({file!r},)
     {step}
@@ -196,5 +197,6 @@ def test_triton_builds_its_module_for_cuda_beside_a_launch(compiler: str, tmp_pa
     build_driver_aside()
     print(triton.runtime.driver.active.utils.load_binary)
     """
-    done = run_python(code, check=False, CC=compiler, TRITON_CACHE_DIR=str(tmp_path))
+    environ = {"CC": compiler, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = kernel_nursery().start(code, folder=tmp_path, **environ).complete()
     assert compiler in done.stderr or list(tmp_path.glob("*/cuda_utils*"))
