@@ -203,11 +203,11 @@ def tune(model: str, seed: int, loss: float = LOSS, fastest: float = SHORT) -> S
     def launch(index: int) -> float:
         nonlocal moment, launches
         launches += 1
-        parts, factors = max(round(times[index] / PART), 1), list[float]()
+        parts, total = max(round(times[index] / PART), 1), 0.0
         for _ in range(parts):
             moment += (times[index] + CACHE_CLEAR) / parts
-            factors.append(noise(rng, moment, index))
-        return max(times[index] * statistics.fmean(factors), 1e-5)
+            total += noise(rng, moment, index)
+        return max(times[index] * total / parts, 1e-5)
 
     declared = DeclaredConfigs(
         "simulated", [triton.Config({"index": index}) for index in range(CONFIGS)]

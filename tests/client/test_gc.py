@@ -14,13 +14,6 @@ from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    store = FileStore(tmp_path / "store")
-    store.put(context(), [record(16), record(32)])
-    return store
-
-
 def test_gc_deletes_older_sources_and_can_say_so_first(store: FileStore) -> None:
     newer = context(source="f" * 32)
     store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])

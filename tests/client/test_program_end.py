@@ -26,7 +26,7 @@ def answer_with_much(peer: socket.socket) -> None:
 
 MEASURED = [measurement(block, 1.0) for block in range(1, 21)]
 MUCH = (
-    RecordSet(context=context(), records=tuple(record(m, *MEASURED) for m in range(1500)))
+    RecordSet(context=context(), records=tuple(record(m, *MEASURED) for m in range(750)))
     .model_dump_json(exclude_none=True)
     .encode()
 )
