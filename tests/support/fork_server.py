@@ -26,6 +26,8 @@ COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
 FORKING_COMMAND = f"from support.fork_server import fork_workers; fork_workers(); {COMMAND}"
 """`dejavu-cache`, whose workers are forked too."""
+WITH_TRITON = ("doctor", "prewarm", "sweep")
+"""Commands that may import Triton themselves."""
 
 FOR_KERNELS = (
     "filelock", "httpcore", "httpx", "platformdirs", "pydantic.dataclasses",
@@ -38,7 +40,7 @@ FOR_SERVERS = (
     "sqlalchemy.dialects.sqlite", "sqlite3", "typer", "uvicorn.lifespan.on", "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
 )  # fmt: skip
-"""What servers and their commands import before they do anything; none of it needs a kernel."""
+"""What commands and servers import before they do anything; none of it runs or needs a kernel."""
 
 
 _LEAKS = re.compile(
@@ -136,7 +138,7 @@ def _nursery(kind: str) -> Nursery:
 
 
 def light_nursery() -> Nursery:
-    """Return the nursery for servers and their commands."""
+    """Return the nursery for commands and servers."""
     return _nursery("servers")
 
 
@@ -246,8 +248,9 @@ def start_command(
     *arguments: object, interpret: str, folder: Path, env: Mapping[str, str]
 ) -> Child:
     """Start `dejavu-cache` in a process of exactly this environment, and fork its workers too."""
-    nursery = kernel_nursery(interpret)
-    workers = {WORKERS_ADDRESS: f"{nursery.address}|{interpret}"}
+    kernels = kernel_nursery(interpret)
+    nursery = kernels if arguments[0] in WITH_TRITON else light_nursery()
+    workers = {WORKERS_ADDRESS: f"{kernels.address}|{interpret}"}
     return nursery.start_code(FORKING_COMMAND, *arguments, folder=folder, env={**env, **workers})
 
 
