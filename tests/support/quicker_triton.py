@@ -2,14 +2,13 @@
 
 Its interpreter replaces the language again for each function that a kernel calls, makes a table of
 NumPy's types whenever it looks one up, and computes sums of integers again for an assertion that
-only `debug` would make. Triton makes a type for every tuple, of which each tensor has two, and
-seldom looks at it. Processes that are forked later find the digest of Triton's files, which takes
-half a second.
+only `debug` would make. Processes that are forked later find the digest of Triton's files, which
+takes half a second.
 """
 
 import dataclasses
 import os
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from triton import compiler, language, runtime
@@ -34,25 +33,8 @@ def _get_np_dtype(dtype: Any) -> Any:
     return _find_np_dtype(scalar) if scalar.is_ptr() else _find_once(scalar)
 
 
-def _unwrap_shape(shape: Any) -> list[Any]:
-    sizes = shape.value if isinstance(shape, core.constexpr) else shape
-    return [size.value if isinstance(size, core.constexpr) else size for size in sizes]
-
-
-def _init_tuple(self: Any, values: Any, of: Any = None) -> None:
-    self.values = list(values)
-    if of is not None:
-        self.type = of if isinstance(of, core.tuple_type) else core.tuple_type(of)
-
-
-_tuple_type = cached_property(lambda self: core._type_for_tuple_values(self.values))
-_tuple_type.__set_name__(core.tuple, "type")
-
-
 interpreter._patch_lang = _patch_lang
 interpreter._get_np_dtype = _get_np_dtype
-core._unwrap_shape = _unwrap_shape
-core.tuple.__init__, core.tuple.type = _init_tuple, _tuple_type
 _builder = interpreter.interpreter_builder
 _builder.options = dataclasses.replace(_builder.options, sanitize_overflow=_builder.options.debug)
 triton_key: Any = getattr(runtime.cache, "triton_key", 0) or compiler.compiler.triton_key
