@@ -33,7 +33,6 @@ for _step in ("connect", "read", "write", "pool"):
 _FIRST_PORT, _MOST_WORKERS = 12_000, 16
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _MOST_WORKERS
 _ports = itertools.count()
-_reserved: list[socket.socket] = []
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
@@ -168,7 +167,7 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as free:
             reserved.bind(f"\0dejavu-cache test port {port}")
             free.bind(("127.0.0.1", port))
-            _reserved.append(reserved)
+            reserved.detach()  # open to the end of the process
             return port
         reserved.close()
 
