@@ -103,6 +103,16 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
     opened.close()
 
 
+@pytest.mark.usefixtures("ids")
+def test_who_reads_sees_one_moment(database: Database) -> None:
+    times = select(contexts.c.used_at).distinct()
+    with database.read() as reader:
+        before = reader.scalars(times).all()
+        with database.write() as connection:
+            connection.execute(update(contexts).values(used_at=1.0))
+        assert reader.scalars(times).all() == before
+
+
 def test_pruning_waits_for_nobody(database: Database) -> None:
     reported = [(missed, scenario(2), ONCE) for missed in (EARLIER, LATER)]
     misses.count_misses(database, ANYBODY, "main", reported)

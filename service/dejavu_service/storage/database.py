@@ -60,10 +60,9 @@ _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
 """Reasons for which a database refuses, with parts of SQLite's messages and Postgres' errors."""
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
-# The default isolation is the database's, whose owner may have chosen one that refuses to go on
-# after waiting for a lock.
+# The default isolation is the database's, whose owner may have chosen another one.
 _BEGIN_POSTGRES = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 40000; "
+    "BEGIN ISOLATION LEVEL {}; SET LOCAL statement_timeout = 40000; "
     "SET LOCAL lock_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 60000"
 )
 
@@ -152,7 +151,7 @@ class Database:
         return Path(self.url.database) if self.is_sqlite and self.url.database else None
 
     def read(self) -> AbstractContextManager[Connection]:
-        """Open a read transaction."""
+        """Open a read transaction, which sees one moment."""
         return self.engine.connect()
 
     @contextmanager
@@ -251,7 +250,10 @@ class _Bounded(psycopg.Connection[Any]):
 
 def _begin_postgres(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
-    driver.execute(_BEGIN_POSTGRES)  # all of it in one round trip
+    # Who reads sees one moment, as in SQLite; who writes goes on after it has waited for a lock.
+    writes = connection.get_execution_options().get("dejavu_write")
+    isolation = "READ COMMITTED" if writes else "REPEATABLE READ"
+    driver.execute(_BEGIN_POSTGRES.format(isolation))  # all of it in one round trip
 
 
 def _sqlite(url: URL) -> Engine:
