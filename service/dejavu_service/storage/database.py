@@ -58,9 +58,8 @@ _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
     ),
 }
 """Reasons for which a database refuses, with parts of SQLite's messages and Postgres' errors."""
-# A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
-# as prepared statements do and settings at the connection, is not there or is somebody else's.
-# The default isolation is the database's, whose owner may have chosen another one.
+# A pooler such as PgBouncer gives every transaction another session: no prepared statement is there,
+# and settings are somebody else's. The isolation, too, may be another one by default.
 _BEGIN_POSTGRES = (
     "BEGIN ISOLATION LEVEL {}; SET LOCAL statement_timeout = 40000; "
     "SET LOCAL lock_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 60000"
@@ -252,8 +251,7 @@ def _begin_postgres(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
     # Who reads sees one moment, as in SQLite; who writes goes on after it has waited for a lock.
     writes = connection.get_execution_options().get("dejavu_write")
-    isolation = "READ COMMITTED" if writes else "REPEATABLE READ"
-    driver.execute(_BEGIN_POSTGRES.format(isolation))  # all of it in one round trip
+    driver.execute(_BEGIN_POSTGRES.format("READ COMMITTED" if writes else "REPEATABLE READ"))
 
 
 def _sqlite(url: URL) -> Engine:
