@@ -58,8 +58,8 @@ _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
     ),
 }
 """Reasons for which a database refuses, with parts of SQLite's messages and Postgres' errors."""
-# A pooler such as PgBouncer gives every transaction another session: no prepared statement is there,
-# and settings are somebody else's. The isolation, too, may be another one by default.
+# A pooler such as PgBouncer gives every transaction another session: prepared statements are not
+# there, and settings are somebody else's. The isolation, too, may be another one by default.
 _BEGIN_POSTGRES = (
     "BEGIN ISOLATION LEVEL {}; SET LOCAL statement_timeout = 40000; "
     "SET LOCAL lock_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 60000"
