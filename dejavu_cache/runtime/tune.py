@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -224,6 +224,7 @@ class Tune:
                     try:
                         writes.append(self._writer.submit(self._write))
                     except RuntimeError:  # threads begin nothing once the main one has ended
+                        wait(writes)
                         self._write()
                     if self._parent is not None:
                         writes[-1].result()  # before it is told of the next config
