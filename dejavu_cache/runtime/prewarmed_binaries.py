@@ -139,7 +139,7 @@ def loadable_manifest(folder: Path) -> Manifest:
         PrewarmError: it is not there, others may write to it, its manifest is damaged, or it was
             made for another Triton or Python.
     """
-    problem = writable_by_others(folder)
+    problem = problem_of_folder(folder)
     if problem is not None:
         raise PrewarmError(problem)
     manifest = read_manifest(folder)
@@ -157,27 +157,25 @@ def loadable_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def writable_by_others(folder: Path) -> str | None:
-    """Return why a prewarmed folder is not there, or can be changed by other users, or None.
+def problem_of_folder(folder: Path) -> str | None:
+    """Return why the binaries of a prewarmed folder must not be loaded; None if they may.
 
     The folder, its parents, its manifest and its folder of binaries are looked at.
     """
-    for path in (folder / MANIFEST, folder / BINARIES, folder, *folder.parents):
-        problem = problem_of(path, may_be_sticky=path in folder.parents)
-        if problem is not None:
-            return problem
-    return None
+    paths = (folder / MANIFEST, folder / BINARIES, folder, *folder.parents)
+    problems = (problem_of(path, may_be_sticky=path in folder.parents) for path in paths)
+    return next(filter(None, problems), None)
 
 
 def problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
-    """Return why others can change a file or a folder's entries, or it is none, or None.
+    """Return why a file or folder is not there, or can be changed by others; None if all is well.
 
     In a sticky folder, which may do, users cannot rename what belongs to others.
     """
     try:
         status = path.lstat()
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}; mount the folder, or make it again"
+        return f"{path}: {error.strerror}; mount the folder, let this user read it or make it again"
     is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
     is_sticky = may_be_sticky and status.st_mode & stat.S_ISVTX
     is_private = is_sticky or not status.st_mode & 0o022

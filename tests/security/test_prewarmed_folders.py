@@ -14,7 +14,7 @@ import triton
 from support.processes import PROGRAMS, environment, run_command
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_others
+from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, problem_of_folder
 from dejavu_cache.stores import open_store
 from dejavu_cache.stores.manifest import Manifest, describe_file, files_of, read_manifest
 from dejavu_cache.triton_internals import hooks
@@ -104,7 +104,7 @@ def test_a_program_goes_on_without_a_folder_that_was_moved(tuned: Path, inside: 
     ran = decorate_in_a_process(f"prewarmed://{tuned}")
     assert "no sealed cache" in ran.stderr
     lost = tuned / (inside or "prewarmed.json")
-    assert f"{lost} cannot be read: No such file or directory; mount the folder" in ran.stderr
+    assert f"{lost}: No such file or directory; mount the folder" in ran.stderr
     assert not [*open_store(f"prewarmed://{tuned}").contexts()]
 
 
@@ -163,14 +163,14 @@ def test_a_folder_that_others_may_write_or_own_is_refused(
     tuned: Path, inside: str, mode: int | None
 ) -> None:
     path = Path(os.path.normpath(tuned / inside))
-    assert writable_by_others(tuned) is None
+    assert problem_of_folder(tuned) is None
     if mode is not None:
         path.chmod(mode)
     elif os.getuid() == 0:
         os.chown(path, 4711, 4711)
     else:
         pytest.skip("only root can give a folder away")
-    problem = writable_by_others(tuned)
+    problem = problem_of_folder(tuned)
     assert problem is not None
     assert (f"chmod go-w {path}" if mode is not None else "chown") in problem
 
