@@ -12,6 +12,7 @@ process aborts after its work is done. Therefore the end of a program goes in fo
    to such a block later is parked before it.
 
 A thread that is not joined in time can only be blocked in a system call, such as a name lookup.
+Handlers of signals raise errors within any call of the main thread: these are never dropped here.
 """
 
 import atexit
