@@ -4,13 +4,13 @@ The processes run `prewarm.worker`; the messages that they exchange with this on
 """
 
 import os
+import secrets
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
@@ -201,8 +201,8 @@ def compile_all(
     jobs = sorted([*needed, *fallbacks], key=lambda job: job.arch)
     results: dict[CompileJob, CompileResult] = {}
     progress = Progress("prewarm")
-    pool: WorkerPool[CompileJob] = WorkerPool(compilers)
-    try:
+    # After an interrupt, running jobs are waited for, so that nothing is written later.
+    with closing(WorkerPool[CompileJob](compilers)) as pool:
         for job, result in pool.run(jobs):
             if result.error and job in needed:
                 raise PrewarmError(
@@ -210,8 +210,6 @@ def compile_all(
                 )
             results[job] = result
             progress.show(f"{len(results)} of {counted(len(jobs), 'binary', 'binaries')}")
-    finally:  # after an interrupt, wait for the running jobs, so that nothing is written later
-        pool.close()
     if pool.errors:
         raise pool.errors[0]
     return results
@@ -263,22 +261,24 @@ def _new_folder(out: Path) -> Iterator[Path]:
         PrewarmError: something is there already, or it cannot be written.
     """
     out = Path(os.path.realpath(out))
+    # Named before it is made, so that it is removed whenever a signal ends this.
+    work = (out if os.path.isdir(out) else out.parent) / f".{out.name}.{secrets.token_hex(4)}"
     try:
         if out.exists() and (out.is_file() or any(out.iterdir())):
             raise PrewarmError(f"{out} is there already: remove it, or name another folder")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        where = {"prefix": f".{out.name}.", "dir": str(out if out.exists() else out.parent)}
-        with TemporaryDirectory(**where, ignore_cleanup_errors=True) as work:
-            yield Path(work)
-            if out.exists():
-                with suppress(PermissionError):  # somebody else's
-                    out.chmod(0o755)
-                for name in (RECORDS, BINARIES, MANIFEST):
-                    os.rename(Path(work, name), out / name)
-            else:
-                os.rename(work, out)
+        work.mkdir(0o700, parents=True)
+        yield work
+        if work.parent == out:
+            with suppress(PermissionError):  # somebody else's
+                out.chmod(0o755)
+            for name in (RECORDS, BINARIES, MANIFEST):
+                os.rename(work / name, out / name)
+        else:
+            os.rename(work, out)
     except OSError as error:
         raise PrewarmError(f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _complete_manifest(
